@@ -1,0 +1,6 @@
+"""Robot policies at batch one: fixed-address buffers, captured stages, capsules. Never imports ROS."""
+
+from pkgutil import extend_path
+
+# An installed copy may hold compiled parts that a source tree lacks; see both.
+__path__ = extend_path(__path__, __name__)

@@ -1,0 +1,127 @@
+"""The exception family. Every message is one line: what, expected, got, remedy.
+
+``code`` is a stable number: the ROS services answer with it as ``error_code``, the C interface
+with its negative. Codes are never reused.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FlashRTError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    Args:
+        what: the thing that is wrong, named (``input 'image.base_0_rgb'``).
+        expected: what it should have been, if that can be said.
+        got: what it was.
+        remedy: what the reader can do about it.
+    """
+
+    code: ClassVar[int] = 99
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        got: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.what = what
+        self.expected = expected
+        self.got = got
+        self.remedy = remedy
+        super().__init__(self._line())
+
+    def _line(self) -> str:
+        details = []
+        if self.expected is not None:
+            details.append(f"expected {self.expected}")
+        if self.got is not None:
+            details.append(f"got {self.got}")
+        line = self.what
+        if details:
+            line += ": " + ", ".join(details)
+        if self.remedy:
+            line += f"; {self.remedy}"
+        return " ".join(line.split())
+
+
+class ContractError(FlashRTError):
+    """A contract that contradicts itself, or a use that contradicts the contract."""
+
+    code = 10
+
+
+class InputError(FlashRTError):
+    """A value offered to an input that the input cannot take."""
+
+    code = 11
+
+
+class StaleStateError(FlashRTError):
+    """A stage would act on retained values made from older inputs, or on none."""
+
+    code = 12
+
+
+class ShapeKeyError(FlashRTError):
+    """A shape was asked for that was not captured."""
+
+    code = 13
+
+
+class DeviceError(FlashRTError):
+    """The device is missing, too old, out of memory or failed."""
+
+    code = 20
+
+
+class CaptureError(FlashRTError):
+    """A stage could not be captured, or was captured in the wrong state."""
+
+    code = 21
+
+
+class WeightsError(FlashRTError):
+    """Weights are missing, malformed or of another model."""
+
+    code = 30
+
+
+class CapsuleError(FlashRTError):
+    """A capsule is unknown, or belongs to another plan."""
+
+    code = 40
+
+
+class CapsuleStoreFullError(CapsuleError):
+    """No free capsule slot; nothing is evicted unasked."""
+
+    code = 41
+
+
+class SessionError(FlashRTError):
+    """A session name is unknown or taken."""
+
+    code = 50
+
+
+class SessionLimitError(SessionError):
+    """The engine holds as many sessions as it was configured for."""
+
+    code = 51
+
+
+class OptionError(FlashRTError):
+    """A parameter or option is unknown, of the wrong type, or out of range."""
+
+    code = 60
+
+
+class ImageError(InputError):
+    """An image whose encoding, size fields or bytes do not fit together."""
+
+    code = 70
