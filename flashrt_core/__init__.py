@@ -1,4 +1,4 @@
-"""Robot policies at batch one: fixed-address buffers, captured stages, capsules. Never imports ROS."""
+"""Robot policies at batch one: fixed-address buffers, captured stages, capsules. No ROS imports."""
 
 from pkgutil import extend_path
 
