@@ -85,6 +85,12 @@ class CaptureError(FlashRTError):
     code = 21
 
 
+class NumericsError(FlashRTError):
+    """A stage produced values that are not finite."""
+
+    code = 22
+
+
 class WeightsError(FlashRTError):
     """Weights are missing, malformed or of another model."""
 

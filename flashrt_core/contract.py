@@ -1,0 +1,312 @@
+"""The execution contract of a policy as pure data: buffers, inputs, outputs, stages, regions.
+
+A policy builds one :class:`Contract`; construction checks it as a whole and raises
+:class:`~flashrt_core.errors.ContractError` on the first contradiction, so that nothing later needs
+to ask whether a name exists or a region fits. Owns no memory and imports neither torch nor numpy.
+Source: paper section 3.4 and appendix A.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from .errors import ContractError, ShapeKeyError
+from .specs import (
+    BufferSpec,
+    DType,
+    InputSpec,
+    OutputSpec,
+    Rate,
+    RegionSpec,
+    Role,
+    ShapeKey,
+    StageSpec,
+    Update,
+)
+
+__all__ = [
+    "BufferSpec",
+    "Contract",
+    "DType",
+    "InputSpec",
+    "OutputSpec",
+    "Rate",
+    "RegionSpec",
+    "Role",
+    "ShapeKey",
+    "StageSpec",
+    "Update",
+    "total_bytes",
+]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Everything a host may rely on about a policy's execution.
+
+    ``stages`` are in decision order. ``regions`` gives, for every shape, what a capsule holds.
+    Raises ContractError at construction when any part contradicts another.
+    """
+
+    policy: str
+    shapes: tuple[ShapeKey, ...]
+    buffers: tuple[BufferSpec, ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    stages: tuple[StageSpec, ...]
+    regions: Mapping[ShapeKey, tuple[RegionSpec, ...]]
+    _buffers: dict[str, BufferSpec] = field(init=False, repr=False, compare=False)
+    _inputs: dict[str, InputSpec] = field(init=False, repr=False, compare=False)
+    _outputs: dict[str, OutputSpec] = field(init=False, repr=False, compare=False)
+    _stages: dict[str, StageSpec] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for attribute, specs in (
+            ("_buffers", self.buffers),
+            ("_inputs", self.inputs),
+            ("_outputs", self.outputs),
+            ("_stages", self.stages),
+        ):
+            object.__setattr__(self, attribute, _by_name(self.policy, attribute[1:], specs))
+        _check_shapes(self)
+        _check_windows(self)
+        for index, stage in enumerate(self.stages):
+            _check_stage(self, index, stage)
+        _check_regions(self)
+
+    def buffer(self, name: str) -> BufferSpec:
+        """The buffer called ``name``; ContractError with the known names otherwise."""
+        return _find(self.policy, "buffer", name, self._buffers)
+
+    def input(self, name: str) -> InputSpec:
+        """The input called ``name``; ContractError with the known names otherwise."""
+        return _find(self.policy, "input", name, self._inputs)
+
+    def output(self, name: str) -> OutputSpec:
+        """The output called ``name``; ContractError with the known names otherwise."""
+        return _find(self.policy, "output", name, self._outputs)
+
+    def stage(self, name: str) -> StageSpec:
+        """The stage called ``name``; ContractError with the known names otherwise."""
+        return _find(self.policy, "stage", name, self._stages)
+
+    @property
+    def decision_stages(self) -> tuple[StageSpec, ...]:
+        """The stages of one decision, in order; transforms are not among them."""
+        return tuple(stage for stage in self.stages if not stage.transform)
+
+    def inputs_of(self, stage: StageSpec) -> tuple[InputSpec, ...]:
+        """The inputs whose windows ``stage`` reads itself."""
+        return tuple(spec for spec in self.inputs if spec.buffer in stage.reads)
+
+    def shape_for(self, *, views: int, prompt_tokens: int, horizon: int, steps: int) -> ShapeKey:
+        """The captured shape with the smallest prompt bucket that holds ``prompt_tokens``.
+
+        Raises ShapeKeyError that lists the captured shapes when none fits.
+        """
+        fits = [
+            key
+            for key in self.shapes
+            if (key.views, key.horizon, key.steps) == (views, horizon, steps)
+            and key.prompt_tokens >= prompt_tokens
+        ]
+        if not fits:
+            raise ShapeKeyError(
+                f"shape for policy {self.policy!r}",
+                expected="one of [" + "; ".join(str(key) for key in sorted(self.shapes)) + "]",
+                got=ShapeKey(views, prompt_tokens, horizon, steps),
+                remedy="configure it before activation (prompt_buckets, cameras, horizon, steps)",
+            )
+        return min(fits)
+
+    def region_bytes(self) -> int:
+        """Bytes of the largest capsule over all shapes."""
+        return max(sum(region.nbytes for region in regions) for regions in self.regions.values())
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Spec = TypeVar("Spec", bound=_Named)
+
+
+def _by_name(policy: str, kind: str, specs: Sequence[Spec]) -> dict[str, Spec]:
+    found: dict[str, Spec] = {}
+    for spec in specs:
+        if spec.name in found:
+            raise ContractError(
+                f"{kind} of policy {policy!r}", expected="unique names", got=f"{spec.name!r} twice"
+            )
+        found[spec.name] = spec
+    return found
+
+
+def _find(policy: str, kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
+    try:
+        return known[name]
+    except KeyError:
+        raise ContractError(
+            f"{kind} of policy {policy!r}", expected=f"one of {sorted(known)}", got=repr(name)
+        ) from None
+
+
+def _check_shapes(contract: Contract) -> None:
+    if not contract.shapes or len(set(contract.shapes)) != len(contract.shapes):
+        raise ContractError(
+            f"shapes of policy {contract.policy!r}",
+            expected="at least one, all different",
+            got=[str(key) for key in contract.shapes],
+        )
+    for key in contract.shapes:
+        if min(key.views, key.prompt_tokens, key.horizon, key.steps) < 1:
+            raise ContractError(f"shape {key}", expected="positive sizes")
+    for spec in contract.buffers:
+        if any(size < 1 for size in spec.shape):
+            raise ContractError(f"buffer {spec.name!r}", expected="sizes >= 1", got=spec.shape)
+
+
+def _check_windows(contract: Contract) -> None:
+    taken: dict[str, str] = {}
+    for spec in contract.inputs:
+        _check_window(contract, "input", spec)
+        if contract.buffer(spec.buffer).role is not Role.SWAP:
+            raise ContractError(
+                f"input {spec.name!r}",
+                expected="a swap buffer",
+                got=f"{spec.buffer!r} ({contract.buffer(spec.buffer).role})",
+            )
+        if spec.buffer in taken:
+            raise ContractError(
+                f"input {spec.name!r}",
+                expected="a window of its own",
+                got=f"{spec.buffer!r}, the window of {taken[spec.buffer]!r}",
+            )
+        taken[spec.buffer] = spec.name
+        _check_transform(contract, spec)
+    for output in contract.outputs:
+        _check_window(contract, "output", output)
+
+
+def _check_window(contract: Contract, kind: str, spec: InputSpec | OutputSpec) -> None:
+    buffer = contract.buffer(spec.buffer)
+    if (buffer.shape, buffer.dtype) != (spec.shape, spec.dtype):
+        raise ContractError(
+            f"{kind} {spec.name!r}",
+            expected=f"{list(buffer.shape)} {buffer.dtype}, as buffer {buffer.name!r}",
+            got=f"{list(spec.shape)} {spec.dtype}",
+        )
+
+
+def _check_transform(contract: Contract, spec: InputSpec) -> None:
+    if (spec.update is Update.STAGED) != (spec.transform is not None):
+        raise ContractError(
+            f"input {spec.name!r}",
+            expected="a transform exactly when its update is staged",
+            got=f"update {spec.update}, transform {spec.transform!r}",
+        )
+    if spec.transform is None:
+        return
+    stage = contract.stage(spec.transform)
+    if not stage.transform or spec.buffer not in stage.reads:
+        raise ContractError(
+            f"input {spec.name!r}",
+            expected="a transform stage that reads its window",
+            got=f"stage {stage.name!r} (transform={stage.transform}, reads {list(stage.reads)})",
+        )
+
+
+def _check_stage(contract: Contract, index: int, stage: StageSpec) -> None:
+    for name in stage.reads + stage.writes:
+        contract.buffer(name)
+    for name in stage.writes:
+        if contract.buffer(name).role is Role.STATIC:
+            raise ContractError(
+                f"stage {stage.name!r}", expected="no write to static buffers", got=name
+            )
+    before = {earlier.name for earlier in contract.stages[:index]}
+    for name in stage.requires:
+        contract.stage(name)
+        if name not in before:
+            raise ContractError(
+                f"stage {stage.name!r}",
+                expected="prerequisites declared before it (no cycles)",
+                got=repr(name),
+            )
+    upstream = _upstream(contract, stage)
+    for name in stage.reads:
+        role = contract.buffer(name).role
+        writers = {other.name for other in contract.stages if name in other.writes}
+        if role is Role.SCRATCH and name not in stage.writes:
+            raise ContractError(
+                f"stage {stage.name!r}",
+                expected="scratch that it writes itself",
+                got=f"{name!r}, written by {sorted(writers)}",
+                remedy="give the buffer the role state",
+            )
+        missing = writers - upstream - {stage.name}
+        if role is Role.STATE and (missing or not writers):
+            raise ContractError(
+                f"stage {stage.name!r} reads state {name!r}",
+                expected=f"its writers {sorted(missing) or '(none)'} among its prerequisites",
+                got=list(stage.requires),
+            )
+
+
+def _upstream(contract: Contract, stage: StageSpec) -> set[str]:
+    found: set[str] = set()
+    todo = list(stage.requires)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo.extend(contract.stage(name).requires)
+    return found
+
+
+def _check_regions(contract: Contract) -> None:
+    if set(contract.regions) != set(contract.shapes):
+        raise ContractError(
+            f"regions of policy {contract.policy!r}",
+            expected="a list for every shape",
+            got=[str(key) for key in contract.regions],
+        )
+    state = {spec.name for spec in contract.buffers if spec.role is Role.STATE}
+    for key, regions in contract.regions.items():
+        _by_name(contract.policy, "regions", regions)
+        for region in regions:
+            _check_region(contract, region)
+        bare = state - {region.buffer for region in regions}
+        if bare:
+            # A capsule that leaves state out would restore silently to something else.
+            raise ContractError(
+                f"regions for {key}", expected="every state buffer", got=f"no {sorted(bare)}"
+            )
+
+
+def _check_region(contract: Contract, region: RegionSpec) -> None:
+    buffer = contract.buffer(region.buffer)
+    if region.offset < 0 or region.row_bytes < 1 or region.rows < 1:
+        raise ContractError(
+            f"region {region.name!r}", expected="offset >= 0, rows >= 1, bytes >= 1", got=region
+        )
+    if region.rows > 1 and region.pitch < region.row_bytes:
+        raise ContractError(
+            f"region {region.name!r}",
+            expected=f"pitch >= {region.row_bytes} bytes",
+            got=region.pitch,
+        )
+    if region.end > buffer.nbytes:
+        raise ContractError(
+            f"region {region.name!r}",
+            expected=f"an end within the {buffer.nbytes} bytes of {buffer.name!r}",
+            got=f"byte {region.end}",
+        )
+
+
+def total_bytes(buffers: Iterable[BufferSpec], role: Role | None = None) -> int:
+    """Bytes of all ``buffers``, or of those with ``role``."""
+    return sum(spec.nbytes for spec in buffers if role is None or spec.role is role)

@@ -1,0 +1,133 @@
+"""What a device must be able to do for the engine: allocate once, capture, replay, copy.
+
+The engine, the sessions and the stages know only this protocol. Buffers are torch tensors over
+memory whose address never changes after :meth:`Device.allocate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ..contract import BufferSpec, DType
+from ..errors import CaptureError
+from ..kernels.op import Lane, Op
+
+Segment = tuple[str, Callable[[Lane], None]]  # name of the stage, its body
+
+
+class Program(Protocol):
+    """A captured sequence of segments, replayable as one."""
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Names in replay order."""
+
+
+class Device(Protocol):
+    """One execution target. Used by one thread at a time."""
+
+    name: str  # as in the ``device`` option
+    arch: str  # part of the fingerprint
+    library: str  # digest of the kernels, part of the fingerprint
+
+    def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
+        """Zeroed buffers at fixed addresses. DeviceError when memory does not suffice."""
+
+    def capture(self, segments: Sequence[Segment]) -> Program:
+        """Run each body once against a lane and keep what it issues. CaptureError on failure."""
+
+    def replay(self, program: Program) -> None:
+        """Run a captured program on what the buffers hold now, and wait for it."""
+
+    def elapsed_ms(self, program: Program) -> dict[str, float]:
+        """Milliseconds of each segment in the last replay of ``program``."""
+
+    def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Copy host values of the same shape and type into a buffer."""
+
+    def read(self, source: Tensor) -> np.ndarray[Any, Any]:
+        """A host copy of a buffer; bf16 and narrower floats come as float32."""
+
+    def copy_rows(
+        self,
+        target: Tensor,
+        source: Tensor,
+        *,
+        row_bytes: int,
+        rows: int,
+        target_offset: int,
+        target_pitch: int,
+        source_offset: int,
+        source_pitch: int,
+    ) -> None:
+        """Copy ``rows`` runs of ``row_bytes`` between two buffers; offsets and pitches in bytes."""
+
+    def close(self) -> None:
+        """Release everything. Buffers must not be used afterwards."""
+
+
+class AuditedLane:
+    """Passes ops on to a lane after checking that a stage touches only what it declared.
+
+    Every tensor argument must lie inside one buffer that the stage may use: this is what makes
+    "fixed addresses" and "declared reads and writes" facts instead of promises.
+    """
+
+    def __init__(
+        self, lane: Lane, stage: str, buffers: Mapping[str, Tensor], allowed: set[str]
+    ) -> None:
+        self._lane = lane
+        self._stage = stage
+        self._allowed = allowed
+        self._spans = [
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name)
+            for name, tensor in buffers.items()
+        ]
+
+    def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        """Check every tensor of the call, then issue it."""
+        for value in _tensors((*args, *kwargs.values())):
+            name = self._owner(value)
+            if name is None:
+                raise CaptureError(
+                    f"stage {self._stage!r}, op {op.name!r}",
+                    expected="tensors inside declared buffers",
+                    got=f"{list(value.shape)} {value.dtype} at another address",
+                    remedy="declare a buffer for it in the policy's contract",
+                )
+            if name not in self._allowed:
+                raise CaptureError(
+                    f"stage {self._stage!r}, op {op.name!r}",
+                    expected=f"only buffers it declares: {sorted(self._allowed)}",
+                    got=repr(name),
+                    remedy="add it to the stage's reads or writes",
+                )
+        self._lane.issue(op, *args, **kwargs)
+
+    def _owner(self, value: Tensor) -> str | None:
+        start = value.data_ptr()
+        for first, end, name in self._spans:
+            if first <= start < end:
+                return name
+        return None
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+NUMPY_DTYPES: dict[DType, str] = {
+    DType.F32: "float32",
+    DType.F16: "float16",
+    DType.U8: "uint8",
+    DType.I32: "int32",
+    DType.I64: "int64",
+}

@@ -1,0 +1,165 @@
+"""The CPU device: the same stages on the torch references of every op.
+
+Capture runs a stage body once and keeps the calls it issues; replay makes those calls again on the
+same buffers. So a CPU run follows exactly the rules of a captured GPU run: fixed addresses, no
+Python decision of the stage repeated at replay.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..contract import BufferSpec
+from ..errors import CaptureError, DeviceError, FlashRTError
+from ..kernels.op import Op
+from .base import Program, Segment
+
+_ALIGNMENT = 256  # bytes; what cudaMalloc gives, so that layouts agree between devices
+
+
+@dataclass
+class CpuProgram:
+    """Recorded calls, grouped by segment."""
+
+    calls: list[tuple[str, list[partial[None]]]]
+    last_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Names in replay order."""
+        return tuple(name for name, _ in self.calls)
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.calls: list[partial[None]] = []
+
+    def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        self.calls.append(partial(op.reference, *args, **kwargs))
+
+
+class CpuDevice:
+    """Executes ops by their references in this process.
+
+    Args:
+        threads: torch intra-op threads; 0 leaves torch's own choice. Process-wide, as torch has it.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int = 0) -> None:
+        if threads > 0:
+            torch.set_num_threads(threads)
+        self.arch = f"cpu-{platform.machine()}"
+        self.library = f"torch-{torch.__version__}"
+        self._arena: Tensor | None = None
+
+    def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
+        """Zeroed, 256-byte aligned views of one arena; DeviceError when memory does not suffice."""
+        specs = list(specs)
+        if self._arena is not None:
+            raise DeviceError(
+                "device 'cpu'", expected="one allocation a device", got="a second one"
+            )
+        offsets, size = [], 0
+        for spec in specs:
+            offsets.append(size)
+            size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        try:
+            self._arena = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            raise DeviceError(
+                "host memory for the policy's buffers",
+                expected=f"{size / 1e9:.2f} GB free",
+                got=str(error).splitlines()[0],
+                remedy="choose a smaller preset or a bf16 precision plan",
+            ) from error
+        base = -self._arena.data_ptr() % _ALIGNMENT
+        return {
+            spec.name: self._arena[base + offset : base + offset + spec.nbytes]
+            .view(getattr(torch, spec.dtype.value))
+            .view(spec.shape)
+            for spec, offset in zip(specs, offsets, strict=True)
+        }
+
+    def capture(self, segments: Sequence[Segment]) -> CpuProgram:
+        """Record each body's calls; CaptureError names the segment that failed."""
+        calls = []
+        for name, body in segments:
+            recorder = _Recorder()
+            try:
+                body(recorder)
+            except FlashRTError:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"stage {name!r} could not be captured", got=repr(error)
+                ) from error
+            calls.append((name, recorder.calls))
+        return CpuProgram(calls)
+
+    def replay(self, program: Program) -> None:
+        """Make the recorded calls again, in order."""
+        if not isinstance(program, CpuProgram):
+            raise DeviceError(
+                "device 'cpu'", expected="a program it captured", got=type(program).__name__
+            )
+        with torch.inference_mode():
+            for name, calls in program.calls:
+                start = perf_counter()
+                for call in calls:
+                    call()
+                program.last_ms[name] = (perf_counter() - start) * 1e3
+
+    def elapsed_ms(self, program: Program) -> dict[str, float]:
+        """Wall-clock milliseconds of each segment in the last replay."""
+        if not isinstance(program, CpuProgram):
+            raise DeviceError(
+                "device 'cpu'", expected="a program it captured", got=type(program).__name__
+            )
+        return dict(program.last_ms)
+
+    def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Copy host values into a buffer."""
+        np.copyto(target.numpy(), value, casting="no")
+
+    def read(self, source: Tensor) -> np.ndarray[Any, Any]:
+        """A host copy; bf16 and narrower floats come as float32."""
+        if source.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            return source.float().numpy()
+        return source.numpy().copy()
+
+    def copy_rows(
+        self,
+        target: Tensor,
+        source: Tensor,
+        *,
+        row_bytes: int,
+        rows: int,
+        target_offset: int,
+        target_pitch: int,
+        source_offset: int,
+        source_pitch: int,
+    ) -> None:
+        """Copy ``rows`` runs of ``row_bytes``; offsets and pitches in bytes."""
+        _rows(target, row_bytes, rows, target_offset, target_pitch).copy_(
+            _rows(source, row_bytes, rows, source_offset, source_pitch)
+        )
+
+    def close(self) -> None:
+        """Drop the arena; views that are still held keep it alive."""
+        self._arena = None
+
+
+def _rows(buffer: Tensor, row_bytes: int, rows: int, offset: int, pitch: int) -> Tensor:
+    flat = buffer.view(-1).view(torch.uint8)
+    return flat.as_strided((rows, row_bytes), (pitch, 1), flat.storage_offset() + offset)

@@ -1,0 +1,246 @@
+"""The engine: one plan's buffers, captured stages, sessions and capsules.
+
+It allocates and captures once, at construction, and checks each stage against its declaration while
+capturing. Sessions share the buffers; when another session is about to act, the outgoing one's
+regions go to its parking slot and the incoming one's come back. Not thread safe: one thread drives
+an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .capsule import CapsuleStore, HostState, RegionCopier, slot_specs
+from .contract import Contract, Role, ShapeKey, StageSpec
+from .devices import Device, Program
+from .devices.base import AuditedLane
+from .errors import DeviceError, FlashRTError, SessionError, SessionLimitError
+from .fingerprint import Fingerprint
+from .kernels.op import Lane
+from .policies.base import Processor
+from .session import Session
+
+StageBody = Callable[[Lane, Mapping[str, Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a policy contributes to an engine."""
+
+    contract: Contract
+    fingerprint: Fingerprint
+    processor: Processor
+    body: Callable[[str, ShapeKey], StageBody]  # stage name, shape -> its body over ops
+    pack: Callable[[dict[str, Tensor]], None]  # fills the static buffers
+
+
+class Engine:
+    """Owns everything a plan needs on a device.
+
+    Args:
+        plan: contract, stage bodies, weights.
+        device: where it runs; closed by :meth:`close`.
+        max_sessions: sessions that may exist at once, each with a parking slot.
+        capsule_slots: capsules that may be held at once.
+    """
+
+    def __init__(
+        self, plan: Plan, device: Device, *, max_sessions: int = 4, capsule_slots: int = 4
+    ) -> None:
+        self.contract = plan.contract
+        self.fingerprint = plan.fingerprint
+        self.processor = plan.processor
+        self.device = device
+        self.max_sessions = max_sessions
+        self.switches = 0
+        self.sessions: dict[str, Session] = {}
+        self._resident: Session | None = None
+        self._parked: set[str] = set()
+        parking = slot_specs(plan.contract, "parking", max_sessions)
+        slots = slot_specs(plan.contract, "capsule", capsule_slots)
+        try:
+            memory = device.allocate([*plan.contract.buffers, *parking, *slots])
+            self.buffers = {spec.name: memory[spec.name] for spec in plan.contract.buffers}
+            self._copier = RegionCopier(device, plan.contract, self.buffers)
+            self._free_parking = [memory[spec.name] for spec in parking]
+            self._parking: dict[str, Tensor] = {}
+            self.store = CapsuleStore(
+                device, self._copier, plan.fingerprint, [memory[spec.name] for spec in slots]
+            )
+            plan.pack(self.buffers)
+            self._programs = _capture(plan, device, self.buffers)
+        except BaseException:
+            device.close()
+            raise
+
+    def shape_for(self, prompt_tokens: int) -> ShapeKey:
+        """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits."""
+        first = self.contract.shapes[0]
+        return self.contract.shape_for(
+            views=first.views, prompt_tokens=prompt_tokens, horizon=first.horizon, steps=first.steps
+        )
+
+    def session(self, name: str) -> Session:
+        """The session called ``name``; SessionError with the known names otherwise."""
+        try:
+            return self.sessions[name]
+        except KeyError:
+            raise SessionError(
+                f"session {name!r}",
+                expected=f"one of {sorted(self.sessions)}",
+                got="no such session",
+            ) from None
+
+    def create_session(self, name: str, *, seed: int = 0, prompt: str = "") -> Session:
+        """A new session with nothing observed yet.
+
+        SessionError on a taken or empty name, SessionLimitError beyond ``max_sessions``.
+        """
+        self._claim(name)
+        session = Session(self, name, HostState(seed=seed))
+        self._register(session)
+        if prompt:
+            session.set_prompt(prompt)
+        return session
+
+    def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> Session:
+        """A new session that starts from a capsule, or from the live state of session ``source``.
+
+        It inherits prompt, seed and decision index, so its next action equals what the source's
+        would have been. Errors as :meth:`create_session`, and CapsuleError for an unknown capsule.
+        """
+        if (capsule is None) == (source is None):
+            raise SessionError(
+                f"fork into {name!r}", expected="a capsule or a source session", got="both or none"
+            )
+        self._claim(name)
+        slot = self._free_parking[-1]
+        if capsule is not None:
+            host = self.store.copy_to(capsule, slot)
+        else:
+            parent = self.session(str(source))
+            self.admit(parent)
+            host = parent.host_state()
+            if host.shape is not None:
+                self._copier.save(host.shape, slot)
+        session = Session(self, name, host)
+        session.resume(host)
+        self._register(session)
+        if host.lineage.made:
+            self._parked.add(name)
+        return session
+
+    def drop_session(self, name: str) -> None:
+        """Forget a session and free its parking slot; its capsules stay."""
+        session = self.session(name)
+        if self._resident is session:
+            self._resident = None
+        self._free_parking.append(self._parking.pop(name))
+        self._parked.discard(name)
+        del self.sessions[name]
+
+    def admit(self, session: Session) -> None:
+        """Make ``session`` the one whose state the buffers hold. Called before every use."""
+        if self._resident is session:
+            return
+        if self.sessions.get(session.name) is not session:
+            raise SessionError(
+                f"session {session.name!r}", expected="a live session", got="one that was dropped"
+            )
+        outgoing, self._resident = self._resident, session
+        if outgoing is not None:
+            self.switches += 1
+            self._park(outgoing)
+        if session.name in self._parked and session.shape is not None:
+            self._copier.load(session.shape, self._parking[session.name])
+            self._parked.discard(session.name)
+
+    def replay(
+        self, session: Session, stages: tuple[StageSpec, ...], shape: ShapeKey
+    ) -> dict[str, float]:
+        """Replay captured stages as one; milliseconds of each. An error voids retained state."""
+        program = self._programs[shape, tuple(stage.name for stage in stages)]
+        try:
+            self.device.replay(program)
+        except FlashRTError:
+            session.ledger.forget()
+            raise
+        except Exception as error:
+            session.ledger.forget()
+            raise DeviceError(
+                f"replay of {[stage.name for stage in stages]} on device {self.device.name!r}",
+                got=repr(error),
+            ) from error
+        for stage in stages:
+            session.ledger.ran(stage)
+        return self.device.elapsed_ms(program)
+
+    def close(self) -> None:
+        """Release the device's memory. Sessions must not be used afterwards."""
+        self.sessions.clear()
+        self._resident = None
+        self.device.close()
+
+    def _claim(self, name: str) -> None:
+        if not name.strip() or name in self.sessions:
+            raise SessionError(
+                f"session name {name!r}",
+                expected="a visible name that is not taken",
+                got=f"sessions {sorted(self.sessions)}",
+            )
+        if not self._free_parking:
+            raise SessionLimitError(
+                f"session {name!r}",
+                expected=f"at most {self.max_sessions} sessions",
+                got=f"{sorted(self.sessions)} already",
+                remedy="drop a session or raise max_sessions",
+            )
+
+    def _register(self, session: Session) -> None:
+        self._parking[session.name] = self._free_parking.pop()
+        self.sessions[session.name] = session
+
+    def _park(self, session: Session) -> None:
+        shape = session.shape
+        if shape is not None and session.host_state().lineage.made:
+            self._copier.save(shape, self._parking[session.name])
+            self._parked.add(session.name)
+        session.ledger.lose_windows()
+
+
+def _capture(
+    plan: Plan, device: Device, buffers: dict[str, Tensor]
+) -> dict[tuple[ShapeKey, tuple[str, ...]], Program]:
+    """Every stage of every shape on its own, and each shape's whole decision as one."""
+    contract = plan.contract
+    static = {spec.name for spec in contract.buffers if spec.role is Role.STATIC}
+    programs: dict[tuple[ShapeKey, tuple[str, ...]], Program] = {}
+
+    def segment(stage: StageSpec, shape: ShapeKey) -> tuple[str, Callable[[Lane], None]]:
+        allowed = static | set(stage.reads) | set(stage.writes)
+        body = plan.body(stage.name, shape)
+        return stage.name, lambda lane: body(
+            AuditedLane(lane, stage.name, buffers, allowed), buffers
+        )
+
+    whole = contract.decision_stages
+    groups = [(stage,) for stage in contract.stages] + ([whole] if len(whole) > 1 else [])
+    for shape in contract.shapes:
+        for group in groups:
+            names = tuple(stage.name for stage in group)
+            programs[shape, names] = device.capture([segment(stage, shape) for stage in group])
+    return programs
+
+
+def describe(engine: Engine) -> dict[str, object]:
+    """Numbers for diagnostics: sessions, switches, capsules, bytes."""
+    return {
+        "sessions": sorted(engine.sessions),
+        "session_switches": engine.switches,
+        "capsules": len(engine.store),
+        "capsule_slots": engine.store.capacity,
+        "buffer_bytes": sum(buffer.nbytes for buffer in engine.buffers.values()),
+    }

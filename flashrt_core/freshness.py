@@ -1,0 +1,145 @@
+"""Which inputs every retained value was made from, and whether a stage may use it.
+
+Each write of an input starts a new epoch. A stage that ran remembers the epochs of all inputs that
+reached it. A stage may run when every window it reads was written and every prerequisite was made
+from the epochs that are current now. The paper leaves this rule to the host (appendix A.1, "caller
+responsibilities"); here the engine enforces it. Pure bookkeeping, one ledger a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .contract import Contract, Rate, StageSpec
+from .errors import StaleStateError
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What the retained values were made from: stage -> input -> epoch. Travels in a capsule."""
+
+    made: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class Ledger:
+    """Epochs of one session.
+
+    An input is *absent* until it is written, and again after its window was lost (a restore, or
+    another session on the same buffers). An absent input contradicts nothing: values made from an
+    older epoch of it may still be used, but no stage may read its window.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._clock = 0
+        self._epoch: dict[str, int | None] = {spec.name: None for spec in contract.inputs}
+        self._announced: set[str] = set()
+        self._made: dict[str, dict[str, int]] = {}
+
+    def written(self, names: Iterable[str]) -> None:
+        """The windows of ``names`` hold new values."""
+        for name in names:
+            self._clock += 1
+            self._epoch[name] = self._clock
+            self._announced.discard(name)
+
+    def announce(self, rate: Rate) -> None:
+        """New values for all inputs of ``rate`` are known but not yet in their windows.
+
+        What was made from the old ones is stale from now on.
+        """
+        names = [spec.name for spec in self._contract.inputs if spec.rate is rate]
+        self.written(names)
+        self._announced.update(names)
+
+    def lose_windows(self) -> None:
+        """Every input window may hold foreign values."""
+        for name in self._epoch:
+            if name not in self._announced:
+                self._epoch[name] = None
+
+    def ran(self, stage: StageSpec) -> None:
+        """``stage`` has replayed on the current windows and its prerequisites' values."""
+        lineage: dict[str, int] = {}
+        for name in stage.requires:
+            lineage.update(self._made[name])
+        for spec in self._contract.inputs_of(stage):
+            epoch = self._epoch[spec.name]
+            if epoch is not None:
+                lineage[spec.name] = epoch
+        self._made[stage.name] = lineage
+
+    def forget(self) -> None:
+        """Nothing retained can be trusted: a replay failed, or the shape changed."""
+        self._made.clear()
+
+    def announced(self, names: Iterable[str]) -> bool:
+        """Whether a new value of any of ``names`` is known but not yet in its window."""
+        return not self._announced.isdisjoint(names)
+
+    def is_made(self, stage: str) -> bool:
+        """Whether ``stage`` has run and its values are still held."""
+        return stage in self._made
+
+    def lineage(self) -> Lineage:
+        """A copy of what the retained values were made from."""
+        return Lineage({stage: dict(epochs) for stage, epochs in self._made.items()})
+
+    def restore(self, lineage: Lineage) -> None:
+        """The retained values are now those of ``lineage``; every window is absent."""
+        self._made = {stage: dict(epochs) for stage, epochs in lineage.made.items()}
+        self._announced.clear()
+        for name in self._epoch:
+            self._epoch[name] = None
+        # A later write must never reuse an epoch that the lineage already names.
+        seen = [epoch for epochs in self._made.values() for epoch in epochs.values()]
+        self._clock = max([self._clock, *seen])
+
+    def check(
+        self, stage: StageSpec, *, allow_stale: bool = False, ran: Iterable[str] = ()
+    ) -> None:
+        """Raise StaleStateError unless ``stage`` may run now.
+
+        Args:
+            stage: the stage about to run.
+            allow_stale: accept prerequisites made from older inputs (never missing ones).
+            ran: stages that will have run just before it, in the same replay.
+        """
+        for spec in self._contract.inputs_of(stage):
+            if spec.name in self._announced:
+                raise StaleStateError(
+                    f"stage {stage.name!r} reads input {spec.name!r}",
+                    expected="its new value in the window",
+                    got="a change that was announced only",
+                    remedy="observe() before running the stage",
+                )
+            if self._epoch[spec.name] is None:
+                raise StaleStateError(
+                    f"stage {stage.name!r} reads input {spec.name!r}",
+                    expected="a value written for this session",
+                    got="none since the start, a restore or a session switch",
+                    remedy="write a new observation first",
+                )
+        for name in stage.requires:
+            if name in ran:
+                continue
+            if name not in self._made:
+                raise StaleStateError(
+                    f"stage {stage.name!r}",
+                    expected=f"stage {name!r} to have run",
+                    got="no retained result of it",
+                    remedy=f"run {name!r} first",
+                )
+            older = [
+                source
+                for source, epoch in self._made[name].items()
+                if self._epoch[source] is not None and self._epoch[source] != epoch
+            ]
+            if older and not allow_stale:
+                raise StaleStateError(
+                    f"stage {stage.name!r} would use {name!r}",
+                    expected="a result made from the current inputs",
+                    got=f"one made before the last write of {sorted(older)}",
+                    remedy=f"run {name!r} again, or pass allow_stale=True",
+                )

@@ -1,0 +1,159 @@
+"""Composition root: options in, a ready session out. The one place that knows every room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .contract import Contract, ShapeKey
+from .devices import open_device
+from .engine import Engine, Plan
+from .errors import OptionError
+from .fingerprint import Fingerprint, fingerprint
+from .policies import find_policy
+from .policies.base import Policy, ProcessorOptions
+from .session import Session
+from .weights import open_weights
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What to run and where.
+
+    Attributes:
+        policy: name in the registry.
+        preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
+        checkpoint: ``random:<seed>`` or a path.
+        device: ``cpu`` or ``cuda``; no fallback from one to the other.
+        precision: precision plan, ``fp32`` or ``bf16``.
+        views: cameras in use, a subset of the policy's slots.
+        state_dim: numbers in the robot's state.
+        action_dim: numbers in one action row.
+        norm_stats: file with normalisation statistics; None means identity.
+        horizon, steps, prompt_buckets: overrides of the preset; None keeps its values.
+        seed: seed of the main session's noise.
+        prompt: first instruction of the main session; empty to set it later.
+        max_sessions, capsule_slots: what is allocated for sessions and capsules.
+        threads: torch threads on the CPU device; 0 leaves torch's choice.
+    """
+
+    policy: str = "pi05"
+    preset: str = "tiny"
+    checkpoint: str = "random:0"
+    device: str = "cpu"
+    precision: str = "fp32"
+    views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
+    state_dim: int = 7
+    action_dim: int = 7
+    norm_stats: Path | None = None
+    horizon: int | None = None
+    steps: int | None = None
+    prompt_buckets: tuple[int, ...] | None = None
+    seed: int = 0
+    prompt: str = ""
+    max_sessions: int = 4
+    capsule_slots: int = 4
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Description:
+    """A plan as it would be loaded, without allocating it."""
+
+    contract: Contract
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
+class _Choice:
+    policy: Policy
+    config: object
+    views: tuple[str, ...]
+    shapes: tuple[ShapeKey, ...]
+    contract: Contract
+
+
+MAIN = "main"
+
+
+def load(options: LoadOptions) -> Session:
+    """Build the engine and its ``main`` session.
+
+    Allocates, packs weights and captures every stage; nothing of that happens later. Raises
+    OptionError, WeightsError, DeviceError, CaptureError or ContractError in one line each; on an
+    error everything is released.
+    """
+    for name, least in (("max_sessions", 1), ("capsule_slots", 0), ("threads", 0), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise OptionError(
+                f"option {name!r}", expected=f">= {least}", got=getattr(options, name)
+            )
+    choice = _choose(options)
+    policy, config = choice.policy, choice.config
+    processor = policy.processor(
+        config,
+        ProcessorOptions(choice.views, options.state_dim, options.action_dim, options.norm_stats),
+    )
+    source = open_weights(options.checkpoint, policy.tensors(config))
+    device = open_device(options.device, threads=options.threads)
+    plan = Plan(
+        contract=choice.contract,
+        fingerprint=fingerprint(
+            choice.contract,
+            config=config,
+            precision=options.precision,
+            weights=source.digest,
+            arch=device.arch,
+            library=device.library,
+        ),
+        processor=processor,
+        body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
+        pack=lambda buffers: policy.pack(config, source, buffers),
+    )
+    engine = Engine(
+        plan, device, max_sessions=options.max_sessions, capsule_slots=options.capsule_slots
+    )
+    try:
+        return engine.create_session(MAIN, seed=options.seed, prompt=options.prompt)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def describe(options: LoadOptions) -> Description:
+    """The contract and fingerprint that :func:`load` would give; allocates nothing."""
+    choice = _choose(options)
+    source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
+    device = open_device(options.device)
+    identity = fingerprint(
+        choice.contract,
+        config=choice.config,
+        precision=options.precision,
+        weights=source.digest,
+        arch=device.arch,
+        library=device.library,
+    )
+    return Description(choice.contract, identity)
+
+
+def _choose(options: LoadOptions) -> _Choice:
+    policy = find_policy(options.policy)
+    unknown = sorted(set(options.views) - set(policy.slots))
+    if unknown or not options.views or len(set(options.views)) != len(options.views):
+        raise OptionError(
+            "option 'views'",
+            expected=f"at least one of {list(policy.slots)}, each once",
+            got=list(options.views),
+        )
+    # The order of the slots is part of the model; the order of the option is not.
+    views = tuple(slot for slot in policy.slots if slot in options.views)
+    overrides = {
+        name: value
+        for name in ("horizon", "steps", "prompt_buckets")
+        if (value := getattr(options, name)) is not None
+    }
+    config = policy.config(options.preset, **overrides)
+    shapes = policy.shapes(config, len(views))
+    return _Choice(
+        policy, config, views, shapes, policy.contract(config, shapes, views, options.precision)
+    )

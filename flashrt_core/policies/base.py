@@ -1,0 +1,102 @@
+"""What a policy is to the package: a folder whose ``POLICY`` fulfils :class:`Policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ..contract import Contract, ShapeKey
+from ..kernels.op import Lane
+from ..weights import TensorSource
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the robot saw and felt at one moment.
+
+    Attributes:
+        images: view name -> [H, W, 3] uint8 RGB, any size.
+        state: [state_dim] float32 in robot units, or None for a policy that takes none.
+        stamp_ns: time of the newest part, nanoseconds.
+    """
+
+    images: Mapping[str, Array]
+    state: Array | None = None
+    stamp_ns: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessorOptions:
+    """What a deployment tells the host-side transforms.
+
+    Attributes:
+        views: names of the cameras in use (a subset of the policy's slots).
+        state_dim: numbers in the robot's state.
+        action_dim: numbers in one action row of the robot.
+        norm_stats: file with normalisation statistics; None means identity on [-1, 1].
+    """
+
+    views: tuple[str, ...]
+    state_dim: int
+    action_dim: int
+    norm_stats: Path | None = None
+
+
+class Processor(Protocol):
+    """Host-side transforms between robot units and the policy's windows. Stateless."""
+
+    views: tuple[str, ...]
+    state_dim: int
+    action_dim: int
+
+    def check_prompt(self, text: str) -> None:
+        """InputError when ``text`` is empty or cannot fit the largest bucket."""
+
+    def encode(self, observation: Observation, prompt: str) -> dict[str, Array]:
+        """Input name -> window value. InputError names what is wrong with the observation."""
+
+    def prompt_tokens(self, values: Mapping[str, Array]) -> int:
+        """Prompt rows that encoded ``values`` need; picks the bucket."""
+
+    def decode(self, actions: Array, state: Array | None) -> Array:
+        """Raw actions [H, padded] -> [H, action_dim] float32 in robot units."""
+
+
+class Policy(Protocol):
+    """One policy family."""
+
+    name: str
+    presets: tuple[str, ...]
+    slots: tuple[str, ...]  # camera names it knows, in order
+
+    def config(self, preset: str, **overrides: Any) -> Any:
+        """A frozen dataclass of sizes; OptionError on an unknown preset, name or bad value."""
+
+    def shapes(self, config: Any, views: int) -> tuple[ShapeKey, ...]:
+        """The shapes to capture, one a prompt bucket."""
+
+    def contract(
+        self, config: Any, shapes: tuple[ShapeKey, ...], views: tuple[str, ...], precision: str
+    ) -> Contract:
+        """The execution contract; OptionError on an unknown precision."""
+
+    def tensors(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """Checkpoint tensor names and shapes."""
+
+    def pack(self, config: Any, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
+        """Fill the static buffers from checkpoint tensors."""
+
+    def body(
+        self, config: Any, contract: Contract, stage: str, shape: ShapeKey
+    ) -> Callable[[Lane, Mapping[str, Tensor]], None]:
+        """The body of a stage for one shape."""
+
+    def processor(self, config: Any, options: ProcessorOptions) -> Processor:
+        """Host-side transforms; OptionError when the options do not fit the policy."""

@@ -1,0 +1,301 @@
+"""A session: one robot's (or one branch's) use of the engine, with its prompt, epochs and noise.
+
+Sessions of an engine share its buffers and captured stages; the engine brings a session's state
+back before it acts (see engine.py). A session holds no device memory of its own. Not thread safe:
+one thread drives an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .capsule import CapsuleInfo, HostState, with_lineage
+from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
+from .devices.base import NUMPY_DTYPES
+from .errors import InputError, NumericsError, ShapeKeyError
+from .fingerprint import Fingerprint
+from .freshness import Ledger
+from .policies.base import Observation, Processor
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+Array = np.ndarray[Any, Any]
+
+# Names that a generative policy's contract must use; the session fills the one and reads the other.
+NOISE = "noise"
+ACTIONS = "actions"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The result of one action stage.
+
+    Attributes:
+        index: number of the decision in its session; with the seed it determines the noise.
+        actions: [horizon, action_dim] float32, robot units.
+        raw: [horizon, padded action dim] float32, as the network gave it.
+        stage_ms: milliseconds of each stage that ran.
+        stamp_ns: stamp of the observation the retained context was made from.
+    """
+
+    index: int
+    actions: Array
+    raw: Array
+    stage_ms: dict[str, float]
+    stamp_ns: int
+
+
+class Session:
+    """Created by :class:`~flashrt_core.engine.Engine`, never directly."""
+
+    def __init__(self, engine: Engine, name: str, host: HostState) -> None:
+        self.name = name
+        self.engine = engine
+        self.ledger = Ledger(engine.contract)
+        self._host = host
+
+    @property
+    def contract(self) -> Contract:
+        """The plan's contract."""
+        return self.engine.contract
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The plan's identity."""
+        return self.engine.fingerprint
+
+    @property
+    def processor(self) -> Processor:
+        """The policy's host-side transforms."""
+        return self.engine.processor
+
+    @property
+    def prompt(self) -> str:
+        """The current instruction; empty until one is set."""
+        return self._host.prompt
+
+    @property
+    def decisions(self) -> int:
+        """How many decisions were made; the index of the next."""
+        return self._host.decisions
+
+    @property
+    def shape(self) -> ShapeKey | None:
+        """The captured shape in use; None before the first observation."""
+        return self._host.shape
+
+    def set_prompt(self, text: str) -> None:
+        """Use ``text`` from the next observation on; retained context is stale from now on.
+
+        InputError when it is empty or too long for the captured buckets; the old prompt stays.
+        """
+        self.processor.check_prompt(text)
+        if text != self._host.prompt:
+            self._host = replace(self._host, prompt=text)
+            self.ledger.announce(Rate.PROMPT)
+
+    def observe(self, observation: Observation) -> None:
+        """Encode an observation and write every window of it.
+
+        All values are checked before any window changes. InputError names the input that is wrong.
+        """
+        if not self._host.prompt:
+            raise InputError(
+                f"session {self.name!r}",
+                expected="a prompt",
+                got="none",
+                remedy="set_prompt() first",
+            )
+        values = self.processor.encode(observation, self._host.prompt)
+        shape = self.engine.shape_for(self.processor.prompt_tokens(values))
+        self._write(values, shape)
+        self._host = replace(
+            self._host, stamp_ns=observation.stamp_ns, robot_state=observation.state
+        )
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Write input windows directly; for hosts that encode on their own.
+
+        A shape must be in use already (``observe`` or :meth:`select_shape`). ContractError on an
+        unknown name, InputError on a wrong shape, dtype, or a non-finite float.
+        """
+        self._write(values, self._shape())
+
+    def select_shape(self, shape: ShapeKey) -> None:
+        """Use a captured shape; retained values of another shape are forgotten."""
+        if shape not in self.contract.shapes:
+            raise ShapeKeyError(
+                "shape", expected=f"one of {[str(key) for key in self.contract.shapes]}", got=shape
+            )
+        self.engine.admit(self)
+        if shape != self._host.shape:
+            self._host = replace(self._host, shape=shape, staged={})
+            self.ledger.forget()
+
+    def run(self, stage: str, *, allow_stale: bool = False) -> dict[str, float]:
+        """Replay one stage; its milliseconds by name.
+
+        StaleStateError when a window it reads was not written, or a prerequisite is missing or
+        (unless ``allow_stale``) older than the inputs.
+        """
+        spec = self.contract.stage(stage)
+        self.engine.admit(self)
+        self.ledger.check(spec, allow_stale=allow_stale)
+        return self.engine.replay(self, (spec,), self._shape())
+
+    def decide(
+        self,
+        observation: Observation | None = None,
+        *,
+        noise: Array | None = None,
+        split: bool = False,
+    ) -> Decision:
+        """One decision: windows in, stages in contract order, actions out.
+
+        Args:
+            observation: what to act on; None keeps the windows as they are.
+            noise: [horizon, padded action dim] float32; None draws it from (seed, index).
+            split: replay stage by stage instead of the whole decision at once; equal bits.
+        """
+        if observation is not None:
+            self.observe(observation)
+        self.engine.admit(self)
+        self._write_noise(noise)
+        stages = self.contract.decision_stages
+        names = tuple(stage.name for stage in stages)
+        for stage in stages:
+            self.ledger.check(stage, ran=names)
+        timings: dict[str, float] = {}
+        for group in [(stage,) for stage in stages] if split else [stages]:
+            timings |= self.engine.replay(self, group, self._shape())
+        return self._finish(timings)
+
+    def act(self, *, noise: Array | None = None, allow_stale: bool = False) -> Decision:
+        """The last stage alone, on the retained results of those before it."""
+        self.engine.admit(self)
+        self._write_noise(noise)
+        stage = self.contract.decision_stages[-1]
+        self.ledger.check(stage, allow_stale=allow_stale)
+        return self._finish(self.engine.replay(self, (stage,), self._shape()))
+
+    def read(self, output: str) -> Array:
+        """A host copy of an output window."""
+        spec = self.contract.output(output)
+        self.engine.admit(self)
+        return self.engine.device.read(self.engine.buffers[spec.buffer])
+
+    def snapshot(self, name: str) -> CapsuleInfo:
+        """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
+        self.engine.admit(self)
+        return self.engine.store.save(name, self.name, self.host_state())
+
+    def restore(self, name: str) -> CapsuleInfo:
+        """Resume from a capsule of this session: state, prompt, decision index.
+
+        The input windows count as unwritten afterwards: ``act`` may follow at once, a new context
+        needs a new observation. CapsuleError when unknown or foreign; nothing changes then.
+        """
+        info = self.engine.store.info(name)
+        self.engine.admit(self)
+        self.resume(self.engine.store.load(name, self.name))
+        return info
+
+    def host_state(self) -> HostState:
+        """The host's part of the state, with the lineage of what is retained."""
+        return with_lineage(self._host, self.ledger.lineage())
+
+    def resume(self, host: HostState) -> None:
+        """Take over ``host``; the engine has put the matching regions in place."""
+        self._host = host
+        self.ledger.restore(host.lineage)
+
+    def _shape(self) -> ShapeKey:
+        if self._host.shape is None:
+            raise InputError(
+                f"session {self.name!r}",
+                expected="an observation",
+                got="none yet",
+                remedy="observe() first",
+            )
+        return self._host.shape
+
+    def _write(self, values: Mapping[str, Array], shape: ShapeKey) -> None:
+        specs = {name: self.contract.input(name) for name in values}
+        checked = {name: checked_value(specs[name], value) for name, value in values.items()}
+        self.select_shape(shape)
+        transforms: dict[str, list[str]] = {}
+        for name, value in checked.items():
+            if specs[name].update is Update.STAGED:
+                transforms.setdefault(str(specs[name].transform), []).append(name)
+            else:
+                self._fill(specs[name], value)
+        for transform, names in transforms.items():
+            self._stage(self.contract.stage(transform), names, checked)
+
+    def _stage(self, transform: StageSpec, names: list[str], values: Mapping[str, Array]) -> None:
+        staged = self._host.staged
+        same = all(name in staged and np.array_equal(staged[name], values[name]) for name in names)
+        if same and self.ledger.is_made(transform.name) and not self.ledger.announced(names):
+            return  # the retained product is already that of these values
+        for name in names:
+            self._fill(self.contract.input(name), values[name])
+        self.ledger.check(transform)
+        self.engine.replay(self, (transform,), self._shape())
+        kept = {name: values[name].copy() for name in names}
+        self._host = replace(self._host, staged={**staged, **kept})
+
+    def _write_noise(self, noise: Array | None) -> None:
+        spec = self.contract.input(NOISE)
+        if noise is None:
+            noise = noise_for(self._host.seed, self._host.decisions, spec.shape)
+        self._fill(spec, checked_value(spec, noise))
+
+    def _finish(self, timings: dict[str, float]) -> Decision:
+        raw = self.engine.device.read(self.engine.buffers[self.contract.output(ACTIONS).buffer])
+        if not np.isfinite(raw).all():
+            row, column = np.argwhere(~np.isfinite(raw))[0]
+            raise NumericsError(
+                f"actions of session {self.name!r}",
+                expected="finite values",
+                got=f"{raw[row, column]} at row {row}, dimension {column}",
+                remedy="check the weights and the precision plan",
+            )
+        host = self._host
+        self._host = replace(host, decisions=host.decisions + 1)
+        return Decision(
+            index=host.decisions,
+            actions=self.processor.decode(raw, host.robot_state),
+            raw=raw,
+            stage_ms=timings,
+            stamp_ns=host.stamp_ns,
+        )
+
+    def _fill(self, spec: InputSpec, value: Array) -> None:
+        self.engine.device.write(self.engine.buffers[spec.buffer], value)
+        self.ledger.written([spec.name])
+
+
+def noise_for(seed: int, index: int, shape: tuple[int, ...]) -> Array:
+    """Standard normal float32 noise of decision ``index``: a pure function of its arguments."""
+    bits = np.random.Philox(key=seed, counter=[0, 0, 0, index])
+    return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
+
+
+def checked_value(spec: InputSpec, value: Array) -> Array:
+    """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
+    value = np.asarray(value)
+    expected = NUMPY_DTYPES[spec.dtype]
+    if value.shape != spec.shape or value.dtype != expected:
+        raise InputError(
+            f"input {spec.name!r}",
+            expected=f"{list(spec.shape)} {expected}",
+            got=f"{list(value.shape)} {value.dtype}",
+        )
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise InputError(f"input {spec.name!r}", expected="finite values", got="NaN or infinity")
+    return value

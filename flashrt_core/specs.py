@@ -1,0 +1,164 @@
+"""The vocabulary of a contract: what a buffer, input, output, stage and region are declared to be.
+
+Pure data without torch or numpy; :mod:`flashrt_core.contract` checks how they fit together.
+Source: paper section 3.4 and appendix A.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+
+class DType(StrEnum):
+    """Element types a buffer may have."""
+
+    F32 = "float32"
+    F16 = "float16"
+    BF16 = "bfloat16"
+    F8E4M3 = "float8_e4m3fn"
+    U8 = "uint8"
+    I32 = "int32"
+    I64 = "int64"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}.get(
+            self.value, 1
+        )
+
+
+class Role(StrEnum):
+    """Who may change a buffer, and how long its contents matter."""
+
+    STATIC = "static"  # prepared at configure, never written again
+    SWAP = "swap"  # windows the host writes or reads between replays
+    STATE = "state"  # written by a stage and needed by a later stage or decision
+    SCRATCH = "scratch"  # meaningless outside the stage that writes it
+
+
+class Update(StrEnum):
+    """How the host may change an input."""
+
+    SWAP = "swap"  # write the window
+    STAGED = "staged"  # write the window, then run the declared transform
+    SETUP = "setup"  # only while the plan is being prepared
+
+
+class Rate(StrEnum):
+    """What makes a value change; the slowest that applies."""
+
+    PROMPT = "prompt"
+    OBSERVATION = "observation"
+    STEP = "step"
+    CHUNK = "chunk"
+
+
+@dataclass(frozen=True, order=True)
+class ShapeKey:
+    """The sizes a captured variant is fixed to.
+
+    ``prompt_tokens`` is a bucket: a prompt of that many tokens or fewer fits. ``horizon`` counts
+    action rows, ``steps`` denoising steps.
+    """
+
+    views: int
+    prompt_tokens: int
+    horizon: int
+    steps: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.views} views, {self.prompt_tokens} tokens, "
+            f"horizon {self.horizon}, {self.steps} steps"
+        )
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A named buffer at a fixed address; contiguous, row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    role: Role
+    doc: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A value the host provides: the whole of the SWAP buffer ``buffer``."""
+
+    name: str
+    buffer: str
+    shape: tuple[int, ...]
+    dtype: DType
+    update: Update
+    rate: Rate
+    transform: str | None = None
+    unit: str = ""
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """A value the host reads: the whole of ``buffer``."""
+
+    name: str
+    buffer: str
+    shape: tuple[int, ...]
+    dtype: DType
+    unit: str = ""
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A captured unit of work.
+
+    ``reads`` and ``writes`` name every buffer it touches except STATIC ones. A transform runs when
+    the staged input it belongs to is written; other stages run in a decision, in declared order.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    rate: Rate
+    requires: tuple[str, ...] = ()
+    transform: bool = False
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """Restorable bytes of a buffer: ``rows`` runs of ``row_bytes``, ``pitch`` bytes apart."""
+
+    name: str
+    buffer: str
+    offset: int
+    row_bytes: int
+    rows: int = 1
+    pitch: int = 0
+    doc: str = ""
+
+    @classmethod
+    def whole(cls, buffer: BufferSpec, name: str | None = None, doc: str = "") -> RegionSpec:
+        """The region that is all of ``buffer``."""
+        return cls(name or buffer.name, buffer.name, 0, buffer.nbytes, doc=doc)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes a capsule needs for it."""
+        return self.row_bytes * self.rows
+
+    @property
+    def end(self) -> int:
+        """First byte offset in the buffer behind the region."""
+        return self.offset + (self.rows - 1) * self.pitch + self.row_bytes
