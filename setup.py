@@ -42,13 +42,16 @@ class BuildWithInterfaces(build_py):
     """``build_py`` that adds the generated messages and the files outside site-packages."""
 
     def run(self) -> None:
+        if not self.editable_mode:
+            # What an earlier build left, a module deleted since among it, would be packed again.
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if CORE_ONLY or self.editable_mode:  # an editable install is of the modules alone
             return
         temp = Path(self.get_finalized_command("build").build_temp).resolve()
         prefix = temp / "prefix"
         shutil.rmtree(prefix, ignore_errors=True)
-        interfaces.build(temp / "cmake", prefix, with_python=True)
+        interfaces.build(temp / "cmake", prefix, interfaces_only=False)
         modules = next(prefix.glob("lib/python3*/site-packages"))
         for path in sorted(modules.rglob("*")):
             if packable(path, modules):

@@ -1,11 +1,13 @@
 """Configure, build and install CMakeLists.txt with the Python and the ROS 2 found around it.
 
-setup.py packs the result into a wheel; the Makefile installs it straight into its environment.
-Imports nothing outside the standard library: it runs inside isolated pip builds.
+setup.py packs the result into a wheel; tools/environment.py runs this file to install the
+interfaces straight into the development environment. Needs the standard library alone, since it
+runs inside isolated pip builds.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -41,8 +43,8 @@ def _environment(prefixes: list[str]) -> dict[str, str]:
     return env
 
 
-def build(build_dir: Path, prefix: Path, *, with_python: bool) -> None:
-    """Install the package under ``prefix``; ``with_python=False`` leaves the modules out.
+def build(build_dir: Path, prefix: Path, *, interfaces_only: bool) -> None:
+    """Install the package under ``prefix``, or its messages and services alone.
 
     Raises:
         SystemExit: no ROS 2 found, no cmake, or a step failed; the message says which.
@@ -66,7 +68,7 @@ def build(build_dir: Path, prefix: Path, *, with_python: bool) -> None:
         f"-DCMAKE_INSTALL_PREFIX={prefix}",
         f"-DPython3_EXECUTABLE={sys.executable}",
         f"-DCMAKE_PROJECT_INCLUDE={ROOT / 'cmake' / 'wheel_compat.cmake'}",
-        f"-DFLASHRT_INSTALL_PYTHON={'ON' if with_python else 'OFF'}",
+        f"-DFLASHRT_INTERFACES_ONLY={'ON' if interfaces_only else 'OFF'}",
         "-DCMAKE_BUILD_TYPE=Release",
         "-DBUILD_TESTING=OFF",
         "-Wno-dev",
@@ -83,3 +85,16 @@ def build(build_dir: Path, prefix: Path, *, with_python: bool) -> None:
         done = subprocess.run(command, env=env, check=False)
         if done.returncode:
             raise SystemExit(f"interfaces: {step} failed ({done.returncode}): {' '.join(command)}")
+
+
+def main() -> None:
+    """Install the interfaces alone, from the command line."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--build-dir", type=Path, required=True)
+    parser.add_argument("--prefix", type=Path, required=True)
+    arguments = parser.parse_args()
+    build(arguments.build_dir.resolve(), arguments.prefix.resolve(), interfaces_only=True)
+
+
+if __name__ == "__main__":
+    main()
