@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,8 +97,8 @@ def child_environment() -> dict[str, str]:
     return env
 
 
-def call(command: list[str], *, show: tuple[str, ...] = (), **variables: str) -> None:
-    """Run a command into the log; lines that begin with one of ``show`` go to the terminal too.
+def call(command: list[str], *, show: str = "$.", **variables: str) -> None:
+    """Run a command into the log; lines that match ``show`` go to the terminal too.
 
     Raises:
         SystemExit: it failed; the end of the log is printed first.
@@ -118,8 +119,8 @@ def call(command: list[str], *, show: tuple[str, ...] = (), **variables: str) ->
             for line in process.stdout:
                 log.write(line)
                 tail = [*tail[-24:], line]
-                if line.strip().startswith(show or ("\0",)):
-                    print(f"        {line.strip()[:110]}", flush=True)
+                if re.search(show, line):
+                    print(f"        {line.strip()[:90]}", flush=True)
     if process.returncode:
         print("".join(tail), end="")
         raise SystemExit(f"[setup] failed: {' '.join(command)}; whole log: {LOG}")
@@ -129,7 +130,7 @@ def install(*files: str) -> None:
     """pip install of pinned requirement files, then a check that they fit together."""
     arguments = [word for file in files for word in ("-r", file)]
     python = str(VENV / "bin" / "python")
-    call([python, "-m", "pip", "install", *arguments], show=("Downloading", "Installing collected"))
+    call([python, "-m", "pip", "install", *arguments], show=r"Downloading .* MB|^Installing")
     call([python, "-m", "pip", "check"])
 
 
