@@ -1,6 +1,6 @@
 """pi0.5 at its real sizes on a Jetson AGX Thor.
 
-    ros2 launch flashrt_ros pi05_thor.launch.py --show-args
+ros2 launch flashrt_ros pi05_thor.launch.py --show-args
 """
 
 from flashrt_ros.launching import policy_launch_description
