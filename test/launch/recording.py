@@ -1,8 +1,8 @@
 """Runs a launch file without the launch packages, and records what it describes.
 
-Stand-ins take the place of ``launch`` and ``launch_ros`` while the file is loaded: each name imported
-from them becomes a class which keeps its arguments. Three of them do what a launch service would: a
-launch configuration gives the value of its argument, a declared argument checks its value,
+Stand-ins take the place of ``launch`` and ``launch_ros`` while the file is loaded: each name
+imported from them becomes a class which keeps its arguments. Three of them do what a launch service
+would: a launch configuration gives the value of its argument, a declared argument checks its value,
 an opaque function is called.
 """
 
