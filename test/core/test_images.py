@@ -119,7 +119,7 @@ BAD = [
     (Raw(2, 2, "rgb16", bytes(24)), "expected one of rgb8, .* got 'rgb16'"),
     (Raw(2, 2, "", bytes(12)), "got ''"),
     (Raw(2, 2, "rgb8", bytes(12), 5), "field 'step': expected at least 6 for 2 rgb8 pixels, got 5"),
-    (Raw(2, 2, "rgb8", bytes(11), 6), r"expected 12 bytes \(step 6 x 2 rows .*\), got 11"),
+    (Raw(2, 2, "rgb8", bytes(11), 6), r"expected 12 bytes \(step 6 x 2 rows, 2 x 2 rgb8\), got 11"),
     (Raw(2, 2, "rgb8", bytes(13), 6), "expected 12 bytes .* got 13"),
     (Raw(2, 2, "rgb8", b"", 6), "got 0"),
     (Raw(0, 2, "rgb8", b""), "expected at least 1 x 1, got 2 x 0"),
