@@ -1,0 +1,352 @@
+"""The parameters of the policy node: one table, and the typed configuration read from it.
+
+``TABLE`` is the only declaration. The node, the documentation (docs/parameters.md, printed by
+``python -m flashrt_ros.parameters``) and the checks all come from it. Nothing here imports rclpy,
+so that tools can read the table without ROS; ``declaration.py`` puts it on a node.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flashrt_core.errors import OptionError
+from flashrt_core.images import CODECS, ENCODINGS, ROTATIONS_DEG
+
+JOINTS = "joints"  # name of the joint input beside the camera keys
+ACTION_KINDS = ("absolute", "delta", "velocity")
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_GROUP = "camera.<key>."
+# Parameters that rclpy declares itself.
+_FOREIGN = ("use_sim_time", "start_type_description_service", "qos_overrides.")
+
+
+@dataclass(frozen=True)
+class Param:
+    """One declared parameter. ``kind`` is bool, int, float, string, int[] or string[]."""
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+    unit: str = ""
+    bounds: tuple[float, float] | None = None
+    choices: tuple[Any, ...] = ()
+    # Read only from configure to cleanup; between, change it and configure again.
+    read_only: bool = True
+
+    def check(self, value: Any) -> Any:
+        """Return ``value`` in the declared type; OptionError names the parameter and both types.
+
+        A whole number is taken for a float, and an unset array (YAML ``[]``) is empty.
+        """
+        item = self.kind.removesuffix("[]")
+        if self.kind.endswith("[]"):
+            values = [] if value is None else value
+            if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+                raise self._error(value)
+            cast = [self._cast(item, v, value) for v in values]
+            for element in cast:
+                self._check_range(element)
+            return tuple(cast)
+        single = self._cast(item, value, value)
+        self._check_range(single)
+        return single
+
+    def limits(self) -> str:
+        """Bounds or choices in words, "" where every value of the type is allowed."""
+        if self.choices:
+            return " | ".join(str(c) for c in self.choices)
+        if self.bounds:
+            return f"{self.bounds[0]:g} to {self.bounds[1]:g}"
+        return ""
+
+    def _cast(self, item: str, value: Any, whole: Any) -> Any:
+        if item == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        types = {"bool": bool, "int": int, "string": str}
+        wanted = types.get(item)
+        if wanted is None or not isinstance(value, wanted):
+            raise self._error(whole)
+        if wanted is int and isinstance(value, bool):
+            raise self._error(whole)
+        return value
+
+    def _check_range(self, value: Any) -> None:
+        if self.choices and value not in self.choices:
+            raise OptionError(f"parameter '{self.name}'", expected=self.limits(), got=_show(value))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise OptionError(f"parameter '{self.name}'", expected="a finite number", got=value)
+        if self.bounds and not self.bounds[0] <= value <= self.bounds[1]:
+            unit = f" {self.unit}" if self.unit else ""
+            raise OptionError(
+                f"parameter '{self.name}'", expected=f"{self.limits()}{unit}", got=f"{value:g}"
+            )
+
+    def _error(self, value: Any) -> OptionError:
+        quoting = isinstance(value, (bool, int, float)) and self.kind.startswith("string")
+        return OptionError(
+            f"parameter '{self.name}'",
+            expected=self.kind,
+            got=_show(value),
+            remedy="quote it in YAML" if quoting else None,
+        )
+
+
+TABLE: tuple[Param, ...] = (
+    Param("policy", "string", "pi05", "Policy to run, by registry name."),
+    Param("preset", "string", "tiny", "Sizes of the policy: a preset that it declares."),
+    Param("checkpoint", "string", "random:0", "Weights: a path, or `random:<seed>`."),
+    Param(
+        "device", "string", "cpu", "Device that runs the stages; configure fails where it is"
+        " missing.", choices=("cpu", "cuda"),
+    ),
+    Param("precision", "string", "fp32", "Precision plan of the stages: `fp32` or `bf16`."),
+    Param("prompt", "string", "", "Instruction at configure; ~/set_prompt changes it later."),
+    Param(
+        "rate_hz", "float", 10.0, "Decisions per second while active; 0 decides only on ~/decide.",
+        unit="Hz", bounds=(0.0, 1000.0),
+    ),
+    Param(
+        "seed", "int", 0, "Seed of the decision noise. Decision i of a session always draws the"
+        " same noise for the same seed.", bounds=(0, 2**63 - 1),
+    ),
+    Param(
+        "max_sessions", "int", 4, "Sessions that may exist at once, `main` included.",
+        bounds=(1, 64),
+    ),
+    Param("capsule_slots", "int", 4, "Capsules that fit at once; allocated at configure.",
+          bounds=(0, 1024)),
+    Param("horizon", "int", 0, "Actions in a chunk; 0 takes the policy's own.", bounds=(0, 4096)),
+    Param("steps", "int", 0, "Flow-matching steps; 0 takes the policy's own.", bounds=(0, 1024)),
+    Param(
+        "prompt_buckets", "int[]", (), "Prompt lengths to capture, in tokens; empty takes the"
+        " policy's own.", unit="tokens", bounds=(1, 65536),
+    ),
+    Param("threads", "int", 0, "CPU threads of the device; 0 leaves the library's default.",
+          bounds=(0, 1024)),
+    Param("norm_stats", "string", "", "Normalisation statistics (JSON file); empty: none."),
+    Param("cameras", "string[]", (), "Keys of the cameras; each names a group `camera.<key>`."),
+    Param(_GROUP + "topic", "string", "", "Image topic. Must be set."),
+    Param(_GROUP + "slot", "string", "", "View of the policy that this camera feeds; empty: the"
+          " view named like the key."),
+    Param(_GROUP + "encoding", "string", "", "Encoding that must arrive, others are refused;"
+          " empty takes every supported one. Also states the channel order of 8UC3 and 8UC4. For a"
+          " compressed topic: `jpeg` or `png`."),
+    Param(_GROUP + "compressed", "bool", False, "The topic carries sensor_msgs/CompressedImage."),
+    Param(_GROUP + "rotation_deg", "int", 0, "Clockwise turn that makes the picture upright.",
+          unit="deg", choices=ROTATIONS_DEG),
+    Param(_GROUP + "max_age_s", "float", 0.5, "Oldest image that a decision may use.", unit="s",
+          bounds=(0.001, 86400.0)),
+    Param("joints.topic", "string", "joint_states", "sensor_msgs/JointState topic."),
+    Param("joints.names", "string[]", (), "Joints in the order of the policy's state. Messages are"
+          " reordered by name and further joints ignored; empty: the policy gets no joint state."),
+    Param("joints.max_age_s", "float", 0.2, "Oldest joint state that a decision may use.",
+          unit="s", bounds=(0.001, 86400.0)),
+    Param("action.names", "string[]", (), "Name of each action; empty takes `joints.names`."),
+    Param("action.kind", "string", "absolute", "What an action means: a set point, a change of the"
+          " observed state, or a velocity.", choices=ACTION_KINDS),
+    Param("action.dt_s", "float", 0.02, "Time from one action of a chunk to the next.", unit="s",
+          bounds=(0.0001, 60.0)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """One camera: where its images come from, and the view that they feed."""
+
+    key: str
+    topic: str
+    slot: str
+    encoding: str
+    compressed: bool
+    rotation_deg: int
+    max_age_s: float
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Everything that configure needs, typed and checked. Zero or "" means "the policy's own"."""
+
+    policy: str
+    preset: str
+    checkpoint: str
+    device: str
+    precision: str
+    prompt: str
+    rate_hz: float
+    seed: int
+    max_sessions: int
+    capsule_slots: int
+    horizon: int
+    steps: int
+    prompt_buckets: tuple[int, ...]
+    threads: int
+    norm_stats: str
+    cameras: tuple[CameraConfig, ...]
+    joints_topic: str
+    joints_names: tuple[str, ...]
+    joints_max_age_s: float
+    action_names: tuple[str, ...]
+    action_kind: str
+    action_dt_s: float
+
+
+def expand(keys: Sequence[str]) -> dict[str, Param]:
+    """The table with one camera group for each key, by full parameter name."""
+    params: dict[str, Param] = {}
+    for param in TABLE:
+        if param.name.startswith(_GROUP):
+            for key in keys:
+                name = param.name.replace("<key>", key)
+                params[name] = replace(param, name=name)
+        else:
+            params[param.name] = param
+    return params
+
+
+def camera_keys(value: Any) -> tuple[str, ...]:
+    """Check the value of ``cameras``; OptionError for an empty, repeated or unusable key."""
+    keys: tuple[str, ...] = expand(())["cameras"].check(value)
+    _check_unique("cameras", keys)
+    for key in keys:
+        if key == JOINTS or not _KEY.fullmatch(key):
+            raise OptionError(
+                "parameter 'cameras'",
+                expected=f"keys of letters, digits and _, not '{JOINTS}'",
+                got=f"'{key}'",
+            )
+    return keys
+
+
+def build_config(values: Mapping[str, Any]) -> NodeConfig:
+    """Check every value and what they say together.
+
+    Args:
+        values: raw parameter values by full name; a missing name takes its default.
+
+    Raises:
+        OptionError: mistyped, out of range, contradictory, or a required one is unset.
+    """
+    keys = camera_keys(values.get("cameras", ()))
+    v = {name: p.check(values.get(name, p.default)) for name, p in expand(keys).items()}
+    if not keys:
+        raise OptionError("parameter 'cameras'", expected="at least one camera key", got="none")
+    for name in ("joints.names", "action.names"):
+        _check_unique(name, v[name])
+    cameras = tuple(_camera(key, v) for key in keys)
+    _check_unique("camera.<key>.slot", [camera.slot for camera in cameras])
+    action_names = v["action.names"] or v["joints.names"]
+    if not action_names:
+        raise OptionError(
+            "parameter 'action.names'", expected="a name for each action", got="none",
+            remedy="set it, or joints.names",
+        )  # fmt: skip
+    if v["joints.names"] and not v["joints.topic"]:
+        raise OptionError("parameter 'joints.topic'", expected="a topic", got="''")
+    plain = {name.replace(".", "_"): value for name, value in v.items() if _is_plain(name)}
+    return NodeConfig(**{**plain, "cameras": cameras, "action_names": action_names})
+
+
+def unknown_parameters(given: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
+    """Given names that are not declared, each with a hint (the nearest name, or "")."""
+    known = expand(keys)
+    unknown: dict[str, str] = {}
+    for name in given:
+        if name in known or name.startswith(_FOREIGN):
+            continue
+        part = name.split(".")
+        if part[0] == "camera" and len(part) == 3 and part[1] not in keys:
+            unknown[name] = f"add '{part[1]}' to cameras"
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        unknown[name] = f"did you mean '{near[0]}'?" if near else ""
+    return unknown
+
+
+def render_markdown() -> str:
+    """The table as docs/parameters.md."""
+    lines = [
+        "# Parameters of the policy node",
+        "",
+        "Generated from `flashrt_ros/parameters.py`: `python -m flashrt_ros.parameters >"
+        " docs/parameters.md`.",
+        "",
+        "Parameters can be set in a file (key `/**:`), on the command line (`--ros-args -p"
+        " rate_hz:=5.0`) or, while the node is unconfigured, with `ros2 param set`. From configure"
+        " to cleanup they are read-only. A value of the wrong type or out of range makes configure"
+        " fail with one line; an unknown name is reported in the log and in diagnostics.",
+        "Sensor subscriptions take the usual `qos_overrides.<topic>.subscription.*` (history,"
+        " depth, reliability) beside these.",
+        "",
+        "| name | type | default | unit | range | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for p in TABLE:
+        limits = p.limits().replace("|", r"\|")
+        cells = (f"`{p.name}`", p.kind, f"`{_yaml(p.default)}`", p.unit, limits, p.doc)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _camera(key: str, v: Mapping[str, Any]) -> CameraConfig:
+    prefix = f"camera.{key}."
+    camera = CameraConfig(
+        key=key,
+        topic=v[prefix + "topic"],
+        slot=v[prefix + "slot"] or key,
+        encoding=v[prefix + "encoding"],
+        compressed=v[prefix + "compressed"],
+        rotation_deg=v[prefix + "rotation_deg"],
+        max_age_s=v[prefix + "max_age_s"],
+    )
+    if not camera.topic:
+        raise OptionError(f"parameter '{prefix}topic'", expected="a topic", got="''")
+    allowed = CODECS if camera.compressed else ENCODINGS
+    if camera.encoding and camera.encoding not in allowed:
+        raise OptionError(
+            f"parameter '{prefix}encoding'",
+            expected=f"'' or one of {', '.join(allowed)}",
+            got=f"'{camera.encoding}'",
+        )
+    return camera
+
+
+def _is_plain(name: str) -> bool:
+    return not name.startswith("camera.") and name not in ("cameras", "action.names")
+
+
+def _check_unique(name: str, values: Sequence[str]) -> None:
+    for value in values:
+        if not value or values.count(value) > 1:
+            raise OptionError(
+                f"parameter '{name}'", expected="names that are not empty and not repeated",
+                got=f"'{value}'" + (" more than once" if value else ""),
+            )  # fmt: skip
+
+
+def _show(value: Any) -> str:
+    kinds = {bool: "bool", int: "int", float: "float", str: "string", type(None): "unset"}
+    if isinstance(value, str):
+        return f"'{value}' (string)"
+    if type(value) in kinds:
+        return f"{_yaml(value)} ({kinds[type(value)]})"
+    return f"{_yaml(tuple(value))} (array)" if isinstance(value, Iterable) else repr(value)
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_yaml(v) for v in value) + "]"
+    if isinstance(value, str):
+        return value or '""'
+    return str(value)
+
+
+if __name__ == "__main__":
+    print(render_markdown(), end="")
