@@ -99,6 +99,37 @@ class ImageLayout:
     big_endian: bool
 
 
+def resolve_encoding(encoding: str, required: str = "") -> str:
+    """The supported encoding by which to read an image that says ``encoding``.
+
+    Raises:
+        ImageError: unknown, not the required one, depth, without a channel order, or OpenCV needed
+            and not installed.
+    """
+    if encoding in _UNORDERED:
+        if required in _UNORDERED[encoding]:
+            return required
+        raise ImageError(
+            "image encoding",
+            expected="one that names its channel order",
+            got=encoding,
+            remedy=f"state it in the camera's encoding: {' or '.join(_UNORDERED[encoding])}",
+        )
+    if encoding in _DEPTH:
+        raise ImageError(
+            "image encoding", expected="colour", got=f"{encoding} ({_DEPTH[encoding]})"
+        )
+    if encoding not in _ENCODINGS:
+        raise ImageError(
+            "image encoding", expected=f"one of {', '.join(ENCODINGS)}", got=f"'{encoding}'"
+        )
+    if required and encoding != required:
+        raise ImageError("image encoding", expected=required, got=encoding)
+    if _ENCODINGS[encoding].cv is not None:
+        opencv(f"a {encoding} image")
+    return encoding
+
+
 def check_image(message: RawImage, required: str = "") -> ImageLayout:
     """Check the header fields of a raw image against each other and against the data.
 
@@ -111,7 +142,7 @@ def check_image(message: RawImage, required: str = "") -> ImageLayout:
         ImageError: encoding unknown or not the required one, no pixels, ``step`` shorter than a
             row, data of another length than ``step`` x rows, or OpenCV needed and not installed.
     """
-    name = _resolve(message.encoding, required)
+    name = resolve_encoding(message.encoding, required)
     encoding = _ENCODINGS[name]
     height, width = int(message.height), int(message.width)
     if height < 1 or width < 1:
@@ -137,8 +168,6 @@ def check_image(message: RawImage, required: str = "") -> ImageLayout:
             expected=f"{step * rows} bytes (step {step} x {rows} rows, {width} x {height} {name})",
             got=len(message.data),
         )
-    if encoding.cv is not None:
-        opencv(f"a {name} image")
     return ImageLayout(name, height, width, rows, row_bytes, step, bool(message.is_bigendian))
 
 
@@ -268,30 +297,6 @@ def opencv(purpose: str) -> Any:
     if module is None:
         raise ImageError(f"{purpose} needs OpenCV, which is not installed", remedy=_OPENCV_REMEDY)
     return module
-
-
-def _resolve(encoding: str, required: str) -> str:
-    """The entry of the table that converts ``encoding``, or an ImageError saying why none does."""
-    if encoding in _UNORDERED:
-        if required in _UNORDERED[encoding]:
-            return required
-        raise ImageError(
-            "image encoding",
-            expected="one that names its channel order",
-            got=encoding,
-            remedy=f"state it in the camera's encoding: {' or '.join(_UNORDERED[encoding])}",
-        )
-    if encoding in _DEPTH:
-        raise ImageError(
-            "image encoding", expected="colour", got=f"{encoding} ({_DEPTH[encoding]})"
-        )
-    if encoding not in _ENCODINGS:
-        raise ImageError(
-            "image encoding", expected=f"one of {', '.join(ENCODINGS)}", got=f"'{encoding}'"
-        )
-    if required and encoding != required:
-        raise ImageError("image encoding", expected=required, got=encoding)
-    return encoding
 
 
 def _pick(samples: np.ndarray, channels: tuple[int, int, int]) -> np.ndarray:

@@ -1,0 +1,160 @@
+"""The node's state on /diagnostics, once a second, in every lifecycle state.
+
+One status for the node itself, one for its decisions, one for each input. Keys are stable: tools
+read them (see docs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from flashrt_ros.inputs import Input
+from flashrt_ros.runtime import Runtime
+from flashrt_ros.stamps import SECOND, time_message
+from flashrt_ros.statistics import RateMeter, Statistics
+
+OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+# Every counter is shown from the start, so that 0 and "not counted" cannot be confused.
+_COUNTERS = ("decisions", "stale", "failed", "deadline_missed", "busy", "clock_jumps")
+_REFUSALS = ("encoding", "size", "decode", "joint names", "not finite", "stamp backwards")
+
+
+@dataclass
+class _Status:
+    level: bytes
+    message: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Diagnostics:
+    """Publishes the state of a node.
+
+    Args:
+        node: has ``state``, ``runtime``, ``parameters``, ``edge_log``, ``statistics``, and
+            ``twins``, the number of other nodes of its name.
+    """
+
+    def __init__(self, node: Any, steady_clock: Any) -> None:
+        self._node = node
+        self._rates = RateMeter()
+        self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._warned_of_clock = False
+        node.create_timer(1.0, self.publish, clock=steady_clock)
+
+    def publish(self) -> None:
+        """Publish now."""
+        node = self._node
+        node.edge_log.settle()
+        runtime: Runtime | None = node.runtime
+        now_ns = node.get_clock().now().nanoseconds
+        parts = {"node": self._of_node(runtime)}
+        if runtime is not None:
+            self._check_clock(runtime, now_ns)
+            parts["decisions"] = self._of_decisions(runtime, node.statistics)
+            for item in runtime.ingest.inputs.values():
+                parts[f"input {item.name}"] = self._of_input(item, now_ns)
+        message = DiagnosticArray()
+        message.header.stamp = time_message(now_ns)
+        message.status = [self._message(part, status) for part, status in parts.items()]
+        self._publisher.publish(message)
+
+    def _message(self, part: str, status: _Status) -> Any:
+        return DiagnosticStatus(
+            level=status.level,
+            name=f"{self._node.get_name()}: {part}",
+            message=status.message,
+            hardware_id=self._node.get_fully_qualified_name(),
+            values=[KeyValue(key=key, value=_text(v)) for key, v in status.values.items()],
+        )
+
+    def _of_node(self, runtime: Runtime | None) -> _Status:
+        node = self._node
+        unknown: Mapping[str, str] = node.parameters.unknown
+        twins = node.count_twins()
+        values: dict[str, Any] = {
+            "state": node.state,
+            "unknown_parameters": len(unknown),
+            "unknown_parameter_names": ", ".join(unknown),
+            "mistyped_parameters": len(node.parameters.errors),
+            "configure_failures": node.configure_failures,
+            "last_failure": node.last_failure,
+            "callback_errors": node.callback_errors,
+            "nodes_of_this_name": twins + 1,
+        }
+        if runtime is not None:
+            values |= {"policy": runtime.config.policy, "fingerprint": runtime.fingerprint}
+            values |= {"device": runtime.config.device, "precision": runtime.config.precision}
+            values |= runtime.engine_view
+        if twins:
+            name = node.get_fully_qualified_name()
+            return _Status(ERROR, f"{twins + 1} nodes are called '{name}'", values)
+        if node.last_failure and runtime is None:
+            return _Status(ERROR, node.last_failure, values)
+        if unknown:
+            return _Status(WARN, f"unknown parameters: {', '.join(unknown)}", values)
+        return _Status(OK, node.state, values)
+
+    def _of_decisions(self, runtime: Runtime, statistics: Statistics) -> _Status:
+        counts = dict.fromkeys(_COUNTERS, 0) | statistics.counts()
+        rate = self._rates.read({"decisions": counts["decisions"]})["decisions"]
+        values: dict[str, Any] = {"rate_hz": rate, "wanted_rate_hz": runtime.config.rate_hz}
+        values |= counts
+        values |= {"waiting_jobs": runtime.worker.waiting}
+        for part, percentiles in statistics.percentiles().items():
+            values |= {f"{part}.p{p}": value for p, value in percentiles.items()}
+        problem = self._node.edge_log.open_problems().get("decisions")
+        if problem:
+            return _Status(ERROR, problem, values)
+        return _Status(OK, f"{rate:.1f} Hz", values)
+
+    def _of_input(self, item: Input, now_ns: int) -> _Status:
+        counters = item.counters
+        refused = dict.fromkeys(_REFUSALS, 0) | counters.refused
+        stamp = item.newest_stamp_ns()
+        rate = self._rates.read({item.name: counters.received})[item.name]
+        values: dict[str, Any] = {
+            "topic": item.topic,
+            "rate_hz": rate,
+            "age_s": "" if stamp is None else (now_ns - stamp) / SECOND,
+            "max_age_s": item.max_age_ns / SECOND,
+            "received": counters.received,
+            "accepted": counters.accepted,
+            "used": counters.used,
+            "overwritten": counters.overwritten,
+            "unstamped": counters.unstamped,
+            "incompatible_publishers": counters.incompatible,
+            "refused": sum(refused.values()),
+        }
+        values |= {f"refused.{reason.replace(' ', '_')}": n for reason, n in refused.items()}
+        if item.select(now_ns) is None:
+            return _Status(WARN, item.explain(now_ns), values)
+        if counters.incompatible:
+            return _Status(WARN, "a publisher's QoS or type does not fit", values)
+        if counters.unstamped:
+            return _Status(WARN, "messages carry no stamp; the time of arrival is used", values)
+        return _Status(OK, f"{rate:.1f} Hz", values)
+
+    def _check_clock(self, runtime: Runtime, now_ns: int) -> None:
+        """Say once what to do when every sensor lives on another clock."""
+        if self._warned_of_clock or not runtime.ingest.on_foreign_clock(now_ns):
+            return
+        self._warned_of_clock = True
+        if self._node.get_clock().ros_time_is_active:
+            remedy = "use_sim_time is set, but /clock does not show the time of the sensors"
+        else:
+            remedy = "set use_sim_time if a recording or a simulator plays"
+        self._node.get_logger().warning(
+            f"every input is stamped more than a minute away from the node's clock: {remedy}"
+        )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)

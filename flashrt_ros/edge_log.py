@@ -1,0 +1,75 @@
+"""Log lines at the edges of a condition, not one a message: 30 bad frames a second are one line."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class _Open:
+    text: str
+    logged: float
+    seen: float
+    count: int = 1
+
+
+class EdgeLog:
+    """Warns when a condition begins, changes its wording (seldom), and says when it has ended.
+
+    Usable from any thread.
+
+    Args:
+        logger: has ``warning`` and ``info``.
+        quiet_s: a condition not seen for so long has ended; also the shortest time between two
+            lines of one condition.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, logger: Any, quiet_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._quiet_s = quiet_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, _Open] = {}
+
+    def problem(self, key: str, text: str, kind: str = "") -> None:
+        """Condition ``key`` holds. ``kind`` is what must differ for another line, default text."""
+        kind = kind or text
+        now = self._clock()
+        with self._lock:
+            entry = self._open.get(key)
+            if entry is not None:
+                entry.seen = now
+                entry.count += 1
+                if entry.text == kind or now - entry.logged < self._quiet_s:
+                    return
+                entry.text, entry.logged = kind, now
+            else:
+                self._open[key] = _Open(kind, now, now)
+        self._logger.warning(f"{key}: {text}")
+
+    def clear(self, key: str) -> None:
+        """Condition ``key`` has ended."""
+        with self._lock:
+            entry = self._open.pop(key, None)
+        if entry is not None:
+            self._logger.info(f"{key}: fine again after {entry.count} times")
+
+    def settle(self) -> None:
+        """End the conditions that were not seen for a while; call about once a second."""
+        limit = self._clock() - self._quiet_s
+        with self._lock:
+            ended = [key for key, entry in self._open.items() if entry.seen < limit]
+        for key in ended:
+            self.clear(key)
+
+    def open_problems(self) -> dict[str, str]:
+        """What holds now, by key."""
+        with self._lock:
+            return {key: entry.text for key, entry in self._open.items()}

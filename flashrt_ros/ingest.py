@@ -1,0 +1,107 @@
+"""All inputs of the node together: subscriptions' messages in, one observation out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashrt_core.policies.base import Observation
+from flashrt_ros.errors import StaleInputError
+from flashrt_ros.inputs import CameraInput, Input, JointsInput, Refusal, RefusedError
+from flashrt_ros.parameters import JOINTS, NodeConfig
+from flashrt_ros.stamps import SECOND
+
+# Ages of this size on every input mean two different clocks, not slow sensors.
+FOREIGN_CLOCK_NS = 60 * SECOND
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An observation, and the stamp of its oldest part (its own stamp is that of the newest)."""
+
+    observation: Observation
+    oldest_stamp_ns: int
+
+
+class Ingest:
+    """Holds the inputs and assembles observations from them.
+
+    Args:
+        config: cameras and joints.
+        on_refusal: told of every refused message, from the thread that found it.
+    """
+
+    def __init__(self, config: NodeConfig, on_refusal: Callable[[Input, Refusal], None]) -> None:
+        self.cameras = tuple(CameraInput(camera) for camera in config.cameras)
+        self.joints = (
+            JointsInput(JOINTS, config.joints_topic, config.joints_names, config.joints_max_age_s)
+            if config.joints_names
+            else None
+        )
+        self._on_refusal = on_refusal
+        self.inputs: Mapping[str, Input] = {item.name: item for item in self._all()}
+
+    def offer(self, target: Input, message: Any, now_ns: int) -> bool:
+        """Give a message to its input; whether it was taken."""
+        refusal = target.offer(message, now_ns)
+        if refusal is not None:
+            self._on_refusal(target, refusal)
+        return refusal is None
+
+    def gather(self, now_ns: int) -> Gathered:
+        """The newest usable sample of every input, converted.
+
+        Raises:
+            StaleInputError: some input has none. All are looked at before any is converted.
+        """
+        self._require(now_ns)
+        stamps: list[int] = []
+        views = {camera.config.slot: self._take(camera, now_ns, stamps) for camera in self.cameras}
+        state = self._take(self.joints, now_ns, stamps) if self.joints else None
+        return Gathered(Observation(views, state, max(stamps)), min(stamps))
+
+    def unusable(self, now_ns: int) -> list[Input]:
+        """Inputs without a sample that a decision at ``now_ns`` may use."""
+        return [item for item in self.inputs.values() if item.select(now_ns) is None]
+
+    def stale_error(self, stale: list[Input], now_ns: int) -> StaleInputError:
+        """The error that explains ``stale`` inputs."""
+        error = StaleInputError("; ".join(item.explain(now_ns) for item in stale))
+        error.inputs = tuple(item.name for item in stale)
+        return error
+
+    def on_foreign_clock(self, now_ns: int) -> bool:
+        """Whether every input has data, all of it a minute or more away from the node's clock."""
+        stamps = [item.newest_stamp_ns() for item in self.inputs.values()]
+        return all(s is not None and abs(now_ns - s) > FOREIGN_CLOCK_NS for s in stamps)
+
+    def forget(self) -> None:
+        """Drop every sample; after a jump of the clock."""
+        for item in self.inputs.values():
+            item.forget()
+
+    def _take(self, item: Input, now_ns: int, stamps: list[int]) -> np.ndarray:
+        while (sample := item.select(now_ns)) is not None:
+            try:
+                value = item.convert(sample)
+            except RefusedError as error:
+                item.discard(sample, error.refusal)
+                self._on_refusal(item, error.refusal)
+                continue
+            item.mark_used(sample)
+            stamps.append(sample.stamp_ns)
+            return value
+        raise self.stale_error([item], now_ns)
+
+    def _require(self, now_ns: int) -> None:
+        stale = self.unusable(now_ns)
+        if stale:
+            raise self.stale_error(stale, now_ns)
+
+    def _all(self) -> Iterator[Input]:
+        yield from self.cameras
+        if self.joints:
+            yield self.joints

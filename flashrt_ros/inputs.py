@@ -1,0 +1,249 @@
+"""One input of the policy: what arrives is checked at once, kept by stamp, and chosen by age.
+
+``offer`` runs in the subscription callback on the executor thread and only looks at header fields
+and small values; ``select`` and ``convert`` run on the inference thread. Stamps, ages and clocks
+are nanoseconds of the node's clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashrt_core import images
+from flashrt_core.errors import ImageError
+from flashrt_ros.parameters import CameraConfig
+from flashrt_ros.stamps import SECOND, in_seconds, to_ns
+
+# A sample may be stamped this much after "now": under simulated time a message can overtake its
+# clock tick, and clocks of two machines differ a little.
+AHEAD_NS = 50_000_000
+# Samples kept of each input: where the newest turns out not to decode, the one before serves.
+KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One accepted message: its stamp, when it came, and its checked content."""
+
+    stamp_ns: int
+    received_ns: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a message was not taken: a short reason to count by, and one line that explains it."""
+
+    reason: str
+    text: str
+
+
+@dataclass
+class InputCounters:
+    """Totals since configure. ``overwritten``: accepted, but a newer one came before any use."""
+
+    received: int = 0
+    accepted: int = 0
+    used: int = 0
+    overwritten: int = 0
+    unstamped: int = 0
+    incompatible: int = 0  # publishers whose QoS or type does not fit the subscription
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class RefusedError(Exception):
+    """Raised inside an input to refuse a message."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.refusal = Refusal(reason, text)
+
+
+class Input(ABC):
+    """Samples of one topic.
+
+    A message without a stamp (zero) gets the time it came, and is counted as ``unstamped``: its
+    true age is unknown. A stamp older than the newest accepted one is refused, unless that one lies
+    in the future of the node's clock: then the clock went back (a bag that loops, a corrected
+    clock), and history starts anew.
+    """
+
+    def __init__(self, name: str, topic: str, max_age_s: float) -> None:
+        self.name = name
+        self.topic = topic
+        self.max_age_ns = round(max_age_s * SECOND)
+        self.counters = InputCounters()
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._newest_used = True
+
+    def offer(self, message: Any, now_ns: int) -> Refusal | None:
+        """Take a message, or say why not. Never raises for what a message holds."""
+        try:
+            value = self._accept(message)
+            with self._lock:
+                self._insert(to_ns(message.header.stamp), now_ns, value)
+        except RefusedError as error:
+            with self._lock:
+                self.counters.received += 1
+                self.counters.refused[error.refusal.reason] += 1
+            return error.refusal
+        return None
+
+    def select(self, now_ns: int) -> Sample | None:
+        """The newest sample that a decision at ``now_ns`` may use."""
+        with self._lock:
+            for sample in reversed(self._samples):
+                age = now_ns - sample.stamp_ns
+                if -AHEAD_NS <= age <= self.max_age_ns:
+                    return sample
+        return None
+
+    def mark_used(self, sample: Sample) -> None:
+        """Count a sample as used by a decision."""
+        with self._lock:
+            self.counters.used += 1
+            self._newest_used |= bool(self._samples) and self._samples[-1] is sample
+
+    def discard(self, sample: Sample, refusal: Refusal) -> None:
+        """Refuse an accepted sample afterwards: its content turned out to be unusable."""
+        with self._lock:
+            self.counters.accepted -= 1
+            self.counters.refused[refusal.reason] += 1
+            if sample in self._samples:
+                self._samples.remove(sample)
+
+    def newest_stamp_ns(self) -> int | None:
+        """Stamp of the newest accepted sample."""
+        with self._lock:
+            return self._samples[-1].stamp_ns if self._samples else None
+
+    def explain(self, now_ns: int) -> str:
+        """Why ``select`` finds nothing, in words."""
+        stamp = self.newest_stamp_ns()
+        if stamp is None:
+            return f"input '{self.name}' ({self.topic}) has received nothing usable"
+        age = now_ns - stamp
+        state = (
+            f"is {in_seconds(age)} old, allowed {in_seconds(self.max_age_ns)}"
+            if age > 0
+            else f"is stamped {in_seconds(-age)} ahead of the node's clock"
+        )
+        return f"input '{self.name}' ({self.topic}) {state}"
+
+    def forget(self) -> None:
+        """Drop all samples: the clock they were stamped by no longer holds."""
+        with self._lock:
+            self._samples.clear()
+            self._newest_used = True
+
+    @abstractmethod
+    def convert(self, sample: Sample) -> np.ndarray:
+        """The array a policy takes; RefusedError where the content cannot be read after all."""
+
+    @abstractmethod
+    def _accept(self, message: Any) -> Any:
+        """Check a message and return what to keep of it; RefusedError otherwise."""
+
+    def _insert(self, stamp_ns: int, now_ns: int, value: Any) -> None:
+        unstamped = stamp_ns == 0
+        stamp_ns = now_ns if unstamped else stamp_ns
+        if self._samples and stamp_ns < self._samples[-1].stamp_ns:
+            newest = self._samples[-1].stamp_ns
+            if newest <= now_ns + AHEAD_NS:
+                raise RefusedError(
+                    "stamp backwards",
+                    f"stamp is {in_seconds(newest - stamp_ns)} before that of the last message",
+                )
+            self._samples.clear()
+            self._newest_used = True
+        self.counters.received += 1
+        self.counters.accepted += 1
+        self.counters.unstamped += unstamped
+        self.counters.overwritten += not self._newest_used
+        self._newest_used = False
+        self._samples.append(Sample(stamp_ns, now_ns, value))
+
+
+class CameraInput(Input):
+    """Images of one camera, raw or compressed; converts to [H, W, 3] uint8 RGB."""
+
+    def __init__(self, config: CameraConfig) -> None:
+        super().__init__(config.key, config.topic, config.max_age_s)
+        self.config = config
+
+    def convert(self, sample: Sample) -> np.ndarray:
+        config = self.config
+        to_array = images.decode_rgb if config.compressed else images.to_rgb
+        try:
+            return to_array(sample.value, config.encoding, config.rotation_deg)
+        except ImageError as error:
+            raise RefusedError("decode", str(error)) from error
+
+    def _accept(self, message: Any) -> Any:
+        required = self.config.encoding
+        reason = "decode" if self.config.compressed else "encoding"
+        try:
+            if self.config.compressed:
+                images.check_compressed(message, required)
+            else:
+                images.resolve_encoding(message.encoding, required)
+                reason = "size"
+                images.check_image(message, required)
+        except ImageError as error:
+            raise RefusedError(reason, str(error)) from error
+        return message
+
+
+class JointsInput(Input):
+    """Joint positions by name; converts to [joints] float32 in the configured order.
+
+    Further joints in a message are ignored. Positions are checked, velocities and efforts are not
+    looked at.
+    """
+
+    def __init__(self, name: str, topic: str, names: Sequence[str], max_age_s: float) -> None:
+        super().__init__(name, topic, max_age_s)
+        self.names = tuple(names)
+        self._orders: dict[tuple[str, ...], list[int]] = {}
+
+    def convert(self, sample: Sample) -> np.ndarray:
+        values: np.ndarray = sample.value
+        return values
+
+    def _accept(self, message: Any) -> Any:
+        came = tuple(message.name)
+        order = self._orders.get(came)
+        if order is None:
+            order = self._order(came)
+            # A robot sends one or two layouts; anything else must not grow without bound.
+            if len(self._orders) < 16:
+                self._orders[came] = order
+        positions = message.position
+        if len(positions) != len(came):
+            raise RefusedError(
+                "size", f"expected {len(came)} positions, one a name, got {len(positions)}"
+            )
+        values = np.array([positions[i] for i in order], np.float32)
+        if not np.isfinite(values).all():
+            bad = [n for n, v in zip(self.names, values, strict=True) if not np.isfinite(v)]
+            raise RefusedError("not finite", f"position of {', '.join(bad)} is NaN or infinite")
+        return values
+
+    def _order(self, came: tuple[str, ...]) -> list[int]:
+        missing = [name for name in self.names if name not in came]
+        if missing:
+            raise RefusedError(
+                "joint names", f"joints {', '.join(missing)} are missing; got {', '.join(came)}"
+            )
+        repeated = sorted({name for name in self.names if came.count(name) > 1})
+        if repeated:
+            raise RefusedError("joint names", f"joints {', '.join(repeated)} appear twice")
+        return [came.index(name) for name in self.names]

@@ -1,0 +1,241 @@
+"""The policy node: sensor topics in, action chunks out, driven through the ROS 2 lifecycle.
+
+This module holds the transitions and the process; what a configured node consists of is in
+runtime.py, the services in services.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import rclpy
+from rclpy.clock import Clock, ClockType
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos_overriding_options import QoSOverridingOptions
+from rclpy.signals import SignalHandlerOptions
+
+from flashrt_core.errors import CaptureError, ContractError, FlashRTError, OptionError
+from flashrt_ros.declaration import NodeParameters
+from flashrt_ros.decider import Outlet
+from flashrt_ros.diagnostics import Diagnostics
+from flashrt_ros.edge_log import EdgeLog
+from flashrt_ros.errors import WrongStateError
+from flashrt_ros.msg import ActionChunk, DecisionTiming
+from flashrt_ros.runtime import Runtime
+from flashrt_ros.services import ACTIVE, Services
+from flashrt_ros.statistics import Statistics
+
+# Another node of this name shows up in the graph within this time (measured: services in 0.25 s).
+_DISCOVERY_S = 1.0
+# These are mistakes of a policy or of this package; no parameter repairs them.
+_DEFECTS = (ContractError, CaptureError)
+
+
+class PolicyNode(LifecycleNode):
+    """Lifecycle node around one policy.
+
+    Attributes:
+        runtime: what configure made; None while unconfigured.
+        parameters, statistics, edge_log: shared with services and diagnostics.
+        configure_failures, callback_errors, last_failure: for diagnostics.
+    """
+
+    def __init__(self, name: str = "policy", **kwargs: Any) -> None:
+        super().__init__(name, **kwargs)
+        self._born = time.monotonic()
+        self.runtime: Runtime | None = None
+        self.configure_failures = 0
+        self.callback_errors = 0
+        self.last_failure = ""
+        self.statistics = Statistics()
+        self.edge_log = EdgeLog(self.get_logger())
+        self.parameters = NodeParameters(self, lambda: self.runtime is not None)
+        qos = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+        options = QoSOverridingOptions.with_default_policies()
+        chunks = self.create_lifecycle_publisher(
+            ActionChunk, "~/action_chunk", qos, qos_overriding_options=options
+        )
+        timings = self.create_lifecycle_publisher(DecisionTiming, "~/decision_timing", 10)
+        self._outlet = Outlet(
+            open=lambda: self.state == ACTIVE,
+            now_ns=lambda: self.get_clock().now().nanoseconds,
+            chunk=chunks.publish,
+            timing=timings.publish,
+        )
+        self._services = Services(self)
+        self._diagnostics = Diagnostics(self, Clock(clock_type=ClockType.STEADY_TIME))
+
+    @property
+    def state(self) -> str:
+        """Label of the lifecycle state: unconfigured, inactive, active, finalized, or a transition."""
+        return str(self._state_machine.current_state[1])
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load the policy, subscribe to its inputs. FAILURE: mend the parameters, try again."""
+
+        def configure() -> None:
+            self._require_own_name()
+            config = self.parameters.read()
+            self._report_unknown()
+            self.statistics.reset()
+            self.runtime = Runtime(self, config, self._outlet, self.statistics, self.edge_log)
+            self.last_failure = ""
+            self.get_logger().info(
+                f"{config.policy} ({config.preset}, {config.precision}) on {config.device}:"
+                f" plan {self.runtime.fingerprint[:12]}"
+            )
+
+        result = self._guarded("configure", configure)
+        self.configure_failures += result != TransitionCallbackReturn.SUCCESS
+        return result
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Let decisions out."""
+
+        def activate() -> None:
+            LifecycleNode.on_activate(self, state)
+            self._configured().start_deciding()
+
+        return self._guarded("activate", activate)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Stop deciding; when this returns nothing more is published."""
+
+        def deactivate() -> None:
+            error = WrongStateError("request", expected=f"the node {ACTIVE}", got="a deactivation")
+            self._configured().stop_deciding(error)
+            LifecycleNode.on_deactivate(self, state)
+
+        return self._guarded("deactivate", deactivate)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Release the policy, the device and the subscriptions."""
+        return self._guarded("cleanup", self.teardown)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Release everything, from any state."""
+        return self._guarded("shutdown", self.teardown)
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Clean up after a failed transition; the node ends unconfigured and can be used again."""
+        return self._guarded("error handling", self.teardown)
+
+    def teardown(self) -> None:
+        """Release what configure made. The one way down; harmless when there is nothing."""
+        runtime, self.runtime = self.runtime, None
+        if runtime is not None:
+            runtime.close()
+        for entity in self._managed_entities:
+            entity.on_deactivate(None)
+
+    def close(self) -> None:
+        """Leave the process in order: shut the lifecycle down, release everything."""
+        if self.state in ("unconfigured", "inactive", "active"):
+            self.trigger_shutdown()
+        self.teardown()
+
+    def log_exception(self, where: str, error: BaseException | None = None) -> None:
+        """Log an unexpected exception with its traceback."""
+        self.callback_errors += 1
+        text = "".join(traceback.format_exception(error)) if error else traceback.format_exc()
+        self.get_logger().error(f"unexpected exception in {where}:\n{text}")
+
+    def count_twins(self) -> int:
+        """How many other nodes of the same full name the graph shows."""
+        return max(0, self.count_services(f"{self.get_fully_qualified_name()}/get_state") - 1)
+
+    def _guarded(self, name: str, body: Callable[[], None]) -> TransitionCallbackReturn:
+        """Run a transition. rclpy would swallow exceptions and fall over other return values."""
+        try:
+            body()
+        except FlashRTError as error:
+            self.last_failure = str(error)
+            if not isinstance(error, _DEFECTS):
+                self.get_logger().error(f"{name} failed: {error}")
+                return TransitionCallbackReturn.FAILURE
+            self.log_exception(name)
+            return TransitionCallbackReturn.ERROR
+        except Exception as error:
+            self.last_failure = f"{type(error).__name__} in {name}; see the log of the node"
+            self.log_exception(name)
+            return TransitionCallbackReturn.ERROR
+        return TransitionCallbackReturn.SUCCESS
+
+    def _configured(self) -> Runtime:
+        if self.runtime is None:
+            raise WrongStateError("transition", expected="a configured node", got=self.state)
+        return self.runtime
+
+    def _require_own_name(self) -> None:
+        while self.count_twins() == 0:
+            left = self._born + _DISCOVERY_S - time.monotonic()
+            if left <= 0.0:
+                return
+            time.sleep(min(left, 0.05))
+        raise OptionError(
+            f"node name '{self.get_fully_qualified_name()}'",
+            expected="one node of that name",
+            got=f"{self.count_twins() + 1}",
+            remedy="stop the other node, or start this one with --ros-args -r __node:=NAME or -r"
+            " __ns:=/NAMESPACE (the name of a killed process is free again after some 20 s)",
+        )
+
+    def _report_unknown(self) -> None:
+        for name, hint in self.parameters.unknown.items():
+            self.get_logger().warning(
+                f"parameter '{name}' is unknown and has no effect" + (f"; {hint}" if hint else "")
+            )
+
+
+def spin(node: PolicyNode, stop: threading.Event) -> None:
+    """Serve callbacks until ``stop``. An exception in a callback is logged, not fatal.
+
+    Some rclpy versions raise out of ``spin`` when an impossible transition is asked for; that, too,
+    must not end a robot's node.
+    """
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        while rclpy.ok() and not stop.is_set():
+            try:
+                executor.spin_once(timeout_sec=0.1)
+            except ExternalShutdownException:
+                return
+            except Exception:
+                node.log_exception("a callback")
+        node.close()
+    finally:
+        executor.shutdown()
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the node until SIGINT or SIGTERM; the exit status."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        # rclpy's own handlers would invalidate the context before the node could shut down.
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        node = PolicyNode()
+    except Exception as error:
+        # A parameter file that does not parse, an impossible name, unknown ROS arguments.
+        print(f"policy_node: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    try:
+        spin(node, stop)
+    finally:
+        node.destroy_node()
+        rclpy.try_shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The services of the node. They exist as long as the node does, whatever its state.
+
+Each is an ``async def`` in a reentrant callback group: while the inference thread works for it,
+the executor goes on with sensor messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rclpy.callback_groups import ReentrantCallbackGroup
+
+from flashrt_core.errors import FlashRTError, InputError, SessionError
+from flashrt_core.load import MAIN
+from flashrt_ros import srv
+from flashrt_ros.errors import INTERNAL, WrongStateError
+from flashrt_ros.runtime import Runtime
+from flashrt_ros.stamps import SECOND, time_message, to_ns
+
+INACTIVE, ACTIVE = "inactive", "active"
+_CONFIGURED = (INACTIVE, ACTIVE)
+
+Serve = Callable[[Runtime, Any, Any], Awaitable[None]]
+
+
+class Services:
+    """Creates the services on a node; a request is answered in every lifecycle state.
+
+    Args:
+        node: has ``runtime`` (None while unconfigured), ``state`` and ``log_exception``.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self._group = ReentrantCallbackGroup()
+        self._create(srv.SaveCapsule, "~/save_capsule", _CONFIGURED, _save)
+        self._create(srv.RestoreCapsule, "~/restore_capsule", _CONFIGURED, _restore)
+        self._create(srv.ForkSession, "~/fork_session", _CONFIGURED, _fork)
+        self._create(srv.ListCapsules, "~/list_capsules", _CONFIGURED, _list)
+        self._create(srv.DropCapsule, "~/drop_capsule", _CONFIGURED, _drop)
+        self._create(srv.SetPrompt, "~/set_prompt", _CONFIGURED, _set_prompt)
+        self._create(srv.Decide, "~/decide", (ACTIVE,), _decide)
+
+    def _create(self, kind: Any, name: str, states: tuple[str, ...], serve: Serve) -> None:
+        async def answer(request: Any, response: Any) -> Any:
+            try:
+                await serve(self._runtime(name, states), request, response)
+            except FlashRTError as error:
+                response.error_code, response.error_msg = error.code, str(error)
+            except Exception as error:
+                self._node.log_exception(f"service {name}", error)
+                response.error_code = INTERNAL
+                response.error_msg = f"{type(error).__name__} in {name}; see the log of the node"
+            return response
+
+        self._node.create_service(kind, name, answer, callback_group=self._group)
+
+    def _runtime(self, name: str, states: tuple[str, ...]) -> Runtime:
+        state, runtime = self._node.state, self._node.runtime
+        if state not in states or runtime is None:
+            raise WrongStateError(
+                f"service {name}", expected=f"the node {' or '.join(states)}", got=state
+            )
+        found: Runtime = runtime
+        return found
+
+
+async def _save(runtime: Runtime, request: Any, response: Any) -> None:
+    def work() -> Any:
+        info = _session(runtime, request).snapshot(request.name)
+        runtime.view_engine()
+        return info
+
+    info = await runtime.run(work)
+    response.bytes, response.decision = info.nbytes, info.decision
+
+
+async def _restore(runtime: Runtime, request: Any, response: Any) -> None:
+    def work() -> None:
+        session = _session(runtime, request)
+        session.restore(request.name)
+        runtime.decider.forget_ages(session.name)
+        runtime.restored |= session.name == MAIN
+        runtime.view_engine()
+
+    await runtime.run(work)
+
+
+async def _fork(runtime: Runtime, request: Any, response: Any) -> None:
+    def work() -> None:
+        engine = runtime.session.engine
+        if request.capsule:
+            engine.fork(request.new_session, capsule=request.capsule)
+        else:
+            engine.fork(request.new_session, source=request.source_session or MAIN)
+        runtime.decider.forget_ages(request.new_session)
+        runtime.view_engine()
+
+    await runtime.run(work)
+
+
+async def _list(runtime: Runtime, request: Any, response: Any) -> None:
+    engine = runtime.session.engine
+    capsules, sessions = await runtime.run(lambda: (engine.store.list(), list(engine.sessions)))
+    response.names = [capsule.name for capsule in capsules]
+    response.sessions = [capsule.session for capsule in capsules]
+    response.fingerprints = [capsule.fingerprint for capsule in capsules]
+    response.bytes = [capsule.nbytes for capsule in capsules]
+    response.stamps = [time_message(capsule.stamp_ns) for capsule in capsules]
+    response.live_sessions = sessions
+
+
+async def _drop(runtime: Runtime, request: Any, response: Any) -> None:
+    def work() -> None:
+        engine = runtime.session.engine
+        if not request.session:
+            engine.store.drop(request.name)
+        elif request.name in ("", MAIN):
+            raise SessionError(
+                f"session '{MAIN}'", expected="another one", got="a request to drop it"
+            )
+        else:
+            engine.drop_session(request.name)
+            runtime.decider.forget_ages(request.name)
+        runtime.view_engine()
+
+    await runtime.run(work)
+
+
+async def _set_prompt(runtime: Runtime, request: Any, response: Any) -> None:
+    await runtime.run(lambda: _session(runtime, request).set_prompt(request.prompt))
+
+
+async def _decide(runtime: Runtime, request: Any, response: Any) -> None:
+    name = request.session or MAIN
+    not_before = _not_before(runtime, request)
+    if not request.reuse_context:
+        await runtime.wait_for_inputs(not_before, to_ns(request.timeout) / SECOND)
+    response.chunk = await runtime.run(lambda: runtime.decider.decide(name, request.reuse_context))
+
+
+def _session(runtime: Runtime, request: Any) -> Any:
+    return runtime.session.engine.session(request.session or MAIN)
+
+
+def _not_before(runtime: Runtime, request: Any) -> dict[str, int]:
+    known = runtime.ingest.inputs
+    if len(request.inputs) != len(request.not_before):
+        raise InputError(
+            "field 'not_before'",
+            expected=f"{len(request.inputs)} stamps, one an input",
+            got=len(request.not_before),
+        )
+    unknown = [name for name in request.inputs if name not in known]
+    if unknown:
+        raise InputError("field 'inputs'", expected=f"names of {list(known)}", got=unknown)
+    pairs = zip(request.inputs, request.not_before, strict=True)
+    return {name: to_ns(stamp) for name, stamp in pairs}
