@@ -23,8 +23,8 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.signals import SignalHandlerOptions
 
 from flashrt_core.errors import CaptureError, ContractError, FlashRTError, OptionError
-from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.decider import Outlet
+from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import WrongStateError
@@ -75,7 +75,7 @@ class PolicyNode(LifecycleNode):
 
     @property
     def state(self) -> str:
-        """Label of the lifecycle state: unconfigured, inactive, active, finalized, or a transition."""
+        """Label of the lifecycle state: unconfigured, inactive, active, finalized or a transition."""
         return str(self._state_machine.current_state[1])
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:

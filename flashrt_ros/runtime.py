@@ -38,7 +38,7 @@ _JOB_LIMIT_S = 10.0  # how long a transition waits for a decision that runs
 
 
 def sensor_qos() -> QoSProfile:
-    """The sensor data profile: best effort, five deep. A new one: rclpy writes overrides into it."""
+    """The sensor data profile, best effort and five deep. A new one, as rclpy edits what it gets."""
     return QoSProfile(
         history=HistoryPolicy.KEEP_LAST, depth=5, reliability=ReliabilityPolicy.BEST_EFFORT
     )
@@ -77,11 +77,11 @@ class Runtime:
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._stack = contextlib.ExitStack()
         release = self._stack.callback
-        guard = node.create_guard_condition(lambda: self.worker.deliver())
+        guard = node.create_guard_condition(self._deliver)
         release(node.destroy_guard_condition, guard)
         self.waiters = Waiters(node, self._steady)
         release(self.waiters.close)
-        self.worker = InferenceThread(guard.trigger)
+        self.worker: InferenceThread = InferenceThread(guard.trigger)
         release(self._stop_worker)
         try:
             self._build()
@@ -185,7 +185,7 @@ class Runtime:
         )
 
     def view_engine(self) -> None:
-        """Refresh what diagnostics shows of the engine; on the inference thread, or before it runs."""
+        """Refresh what diagnostics shows of the engine; on the inference thread, or while it rests."""
         self.engine_view = describe(self.session.engine)
 
     def _subscribe(self, item: Input) -> Any:
@@ -273,6 +273,9 @@ class Runtime:
             f"the node's clock jumped by {jump.delta.nanoseconds * 1e-9:.3f} s; samples so far are"
             " forgotten"
         )
+
+    def _deliver(self) -> None:
+        self.worker.deliver()
 
     def _close_engine(self) -> None:
         self.worker.call(self.session.engine.close, _JOB_LIMIT_S)

@@ -13,9 +13,17 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 
 from flashrt_core.errors import FlashRTError, InputError, SessionError
 from flashrt_core.load import MAIN
-from flashrt_ros import srv
 from flashrt_ros.errors import INTERNAL, WrongStateError
 from flashrt_ros.runtime import Runtime
+from flashrt_ros.srv import (
+    Decide,
+    DropCapsule,
+    ForkSession,
+    ListCapsules,
+    RestoreCapsule,
+    SaveCapsule,
+    SetPrompt,
+)
 from flashrt_ros.stamps import SECOND, time_message, to_ns
 
 INACTIVE, ACTIVE = "inactive", "active"
@@ -34,13 +42,13 @@ class Services:
     def __init__(self, node: Any) -> None:
         self._node = node
         self._group = ReentrantCallbackGroup()
-        self._create(srv.SaveCapsule, "~/save_capsule", _CONFIGURED, _save)
-        self._create(srv.RestoreCapsule, "~/restore_capsule", _CONFIGURED, _restore)
-        self._create(srv.ForkSession, "~/fork_session", _CONFIGURED, _fork)
-        self._create(srv.ListCapsules, "~/list_capsules", _CONFIGURED, _list)
-        self._create(srv.DropCapsule, "~/drop_capsule", _CONFIGURED, _drop)
-        self._create(srv.SetPrompt, "~/set_prompt", _CONFIGURED, _set_prompt)
-        self._create(srv.Decide, "~/decide", (ACTIVE,), _decide)
+        self._create(SaveCapsule, "~/save_capsule", _CONFIGURED, _save)
+        self._create(RestoreCapsule, "~/restore_capsule", _CONFIGURED, _restore)
+        self._create(ForkSession, "~/fork_session", _CONFIGURED, _fork)
+        self._create(ListCapsules, "~/list_capsules", _CONFIGURED, _list)
+        self._create(DropCapsule, "~/drop_capsule", _CONFIGURED, _drop)
+        self._create(SetPrompt, "~/set_prompt", _CONFIGURED, _set_prompt)
+        self._create(Decide, "~/decide", (ACTIVE,), _decide)
 
     def _create(self, kind: Any, name: str, states: tuple[str, ...], serve: Serve) -> None:
         async def answer(request: Any, response: Any) -> Any:
