@@ -75,7 +75,7 @@ class PolicyNode(LifecycleNode):
 
     @property
     def state(self) -> str:
-        """Label of the lifecycle state: unconfigured, inactive, active, finalized or a transition."""
+        """Label of the lifecycle state: one of the four primary states, or a transition."""
         return str(self._state_machine.current_state[1])
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:

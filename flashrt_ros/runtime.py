@@ -38,7 +38,7 @@ _JOB_LIMIT_S = 10.0  # how long a transition waits for a decision that runs
 
 
 def sensor_qos() -> QoSProfile:
-    """The sensor data profile, best effort and five deep. A new one, as rclpy edits what it gets."""
+    """The sensor data profile, best effort, five deep. Always a new one: rclpy edits it."""
     return QoSProfile(
         history=HistoryPolicy.KEEP_LAST, depth=5, reliability=ReliabilityPolicy.BEST_EFFORT
     )
@@ -185,7 +185,7 @@ class Runtime:
         )
 
     def view_engine(self) -> None:
-        """Refresh what diagnostics shows of the engine; on the inference thread, or while it rests."""
+        """Refresh what diagnostics shows of the engine."""
         self.engine_view = describe(self.session.engine)
 
     def _subscribe(self, item: Input) -> Any:
