@@ -37,6 +37,8 @@ from flashrt_ros.statistics import Statistics
 _DISCOVERY_S = 1.0
 # These are mistakes of a policy or of this package; no parameter repairs them.
 _DEFECTS = (ContractError, CaptureError)
+# So many failed rounds of the executor in a row mean that the executor itself is broken.
+_SPIN_FAILURES = 20
 
 
 class PolicyNode(LifecycleNode):
@@ -70,7 +72,8 @@ class PolicyNode(LifecycleNode):
             chunk=chunks.publish,
             timing=timings.publish,
         )
-        self._services = Services(self)
+        # Not `_services`: rclpy keeps its own list under that name.
+        self._policy_services = Services(self)
         self._diagnostics = Diagnostics(self, Clock(clock_type=ClockType.STEADY_TIME))
 
     @property
@@ -195,25 +198,29 @@ class PolicyNode(LifecycleNode):
             )
 
 
-def spin(node: PolicyNode, stop: threading.Event) -> None:
-    """Serve callbacks until ``stop``. An exception in a callback is logged, not fatal.
+def spin(node: PolicyNode, stop: threading.Event) -> int:
+    """Serve callbacks until ``stop``, then shut the node down; the exit status.
 
-    Some rclpy versions raise out of ``spin`` when an impossible transition is asked for; that, too,
-    must not end a robot's node.
+    An exception in a callback is logged, not fatal. Some rclpy versions raise out of ``spin`` when
+    an impossible transition is asked for; that, too, must not end a robot's node.
     """
     executor = SingleThreadedExecutor()
     executor.add_node(node)
+    failures = 0
     try:
-        while rclpy.ok() and not stop.is_set():
+        while rclpy.ok() and not stop.is_set() and failures < _SPIN_FAILURES:
             try:
                 executor.spin_once(timeout_sec=0.1)
+                failures = 0
             except ExternalShutdownException:
-                return
+                break
             except Exception:
+                failures += 1
                 node.log_exception("a callback")
         node.close()
     finally:
         executor.shutdown()
+    return 1 if failures else 0
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -230,11 +237,10 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"policy_node: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     try:
-        spin(node, stop)
+        return spin(node, stop)
     finally:
         node.destroy_node()
         rclpy.try_shutdown()
-    return 0
 
 
 if __name__ == "__main__":
