@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .contract import Contract, ShapeKey
-from .devices import open_device
+from .devices import Device, open_device
 from .engine import Engine, Plan
 from .errors import OptionError
 from .fingerprint import Fingerprint, fingerprint
 from .policies import find_policy
 from .policies.base import Policy, ProcessorOptions
 from .session import Session
-from .weights import open_weights
+from .weights import TensorSource, open_weights
 
 
 @dataclass(frozen=True)
@@ -89,43 +89,52 @@ def load(options: LoadOptions) -> Session:
                 f"option {name!r}", expected=f">= {least}", got=getattr(options, name)
             )
     choice = _choose(options)
-    policy, config = choice.policy, choice.config
-    processor = policy.processor(
-        config,
-        ProcessorOptions(choice.views, options.state_dim, options.action_dim, options.norm_stats),
-    )
-    source = open_weights(options.checkpoint, policy.tensors(config))
+    # The device first: it is what a machine most often lacks, and no parameter can supply it.
     device = open_device(options.device, threads=options.threads)
-    plan = Plan(
-        contract=choice.contract,
-        fingerprint=fingerprint(
-            choice.contract,
-            config=config,
-            precision=options.precision,
-            weights=source.digest,
-            arch=device.arch,
-            library=device.library,
-        ),
-        processor=processor,
-        body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
-        pack=lambda buffers: policy.pack(config, source, buffers),
-    )
-    engine = Engine(
-        plan, device, max_sessions=options.max_sessions, capsule_slots=options.capsule_slots
-    )
     try:
+        engine = Engine(
+            _plan(options, choice, device),
+            device,
+            max_sessions=options.max_sessions,
+            capsule_slots=options.capsule_slots,
+        )
         return engine.create_session(MAIN, seed=options.seed, prompt=options.prompt)
     except BaseException:
-        engine.close()
+        device.close()
         raise
 
 
 def describe(options: LoadOptions) -> Description:
     """The contract and fingerprint that :func:`load` would give; allocates nothing."""
     choice = _choose(options)
-    source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
     device = open_device(options.device)
-    identity = fingerprint(
+    try:
+        source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
+        return Description(choice.contract, _identity(options, choice, device, source))
+    finally:
+        device.close()
+
+
+def _plan(options: LoadOptions, choice: _Choice, device: Device) -> Plan:
+    policy, config = choice.policy, choice.config
+    processor = policy.processor(
+        config,
+        ProcessorOptions(choice.views, options.state_dim, options.action_dim, options.norm_stats),
+    )
+    source = open_weights(options.checkpoint, policy.tensors(config))
+    return Plan(
+        contract=choice.contract,
+        fingerprint=_identity(options, choice, device, source),
+        processor=processor,
+        body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
+        pack=lambda buffers: policy.pack(config, source, buffers),
+    )
+
+
+def _identity(
+    options: LoadOptions, choice: _Choice, device: Device, source: TensorSource
+) -> Fingerprint:
+    return fingerprint(
         choice.contract,
         config=choice.config,
         precision=options.precision,
@@ -133,7 +142,6 @@ def describe(options: LoadOptions) -> Description:
         arch=device.arch,
         library=device.library,
     )
-    return Description(choice.contract, identity)
 
 
 def _choose(options: LoadOptions) -> _Choice:

@@ -67,7 +67,7 @@ class Device(Protocol):
         """Copy ``rows`` runs of ``row_bytes`` between two buffers; offsets and pitches in bytes."""
 
     def close(self) -> None:
-        """Release everything. Buffers must not be used afterwards."""
+        """Release everything; a second call does nothing. Buffers must not be used afterwards."""
 
 
 class AuditedLane:
