@@ -28,6 +28,7 @@ _JAZZY_GENERATORS = (
     "ament-cmake-gtest",
     "ament-cmake-pytest",
     "ament-cmake-ros",
+    "fastrtps-cmake-module",
     "python-cmake-module",
 )
 
