@@ -1,0 +1,88 @@
+"""Dense products. The one place that decides how a product runs; stages only say what it is.
+
+On the CPU device a product runs as its torch reference. The CUDA device will choose here, once and
+at set-up, between cuBLASLt and a kernel of our own for each site.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from .kernels.check import ArgCheck
+from .kernels.op import Lane, Op
+
+Activation = Literal["none", "gelu_tanh"]
+
+
+def linear_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+) -> None:
+    """float32 accumulation and epilogue, one rounding into ``out``."""
+    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    if activation == "gelu_tanh":
+        y = F.gelu(y, approximate="tanh")
+    if residual is not None:
+        y.view(-1, *residual.shape).add_(residual)
+    out.copy_(y)
+
+
+LINEAR = Op("linear", linear_ref)
+
+
+def linear(
+    lane: Lane,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+) -> None:
+    """out = act(x W^T + b) + residual.
+
+    Args:
+        lane: where the op goes.
+        x: [M, K] float.
+        weight: [N, K] float.
+        bias: [N] float, or None.
+        out: [M, N] float, apart from ``x``; may be ``residual``.
+        activation: "none" or "gelu_tanh".
+        residual: [R, N] float with R dividing M: added to every run of R rows (R = M for a plain
+            residual, R = tokens of a view for a position table). None: nothing is added.
+
+    Raises:
+        ContractError: shapes, formats, devices or the activation do not fit.
+    """
+    check = ArgCheck("linear")
+    check.tensor("x", x, ("M", "K"))
+    check.tensor("weight", weight, ("N", "K"))
+    if bias is not None:
+        check.tensor("bias", bias, ("N",))
+    check.tensor("out", out, ("M", "N"))
+    check.apart("out", out, "x", x)
+    check.require(
+        activation in ("none", "gelu_tanh"),
+        "activation",
+        expected="none or gelu_tanh",
+        got=activation,
+    )
+    if residual is not None:
+        check.tensor("residual", residual, ("R", "N"))
+        rows, run = check.sizes["M"], check.sizes["R"]
+        check.require(
+            run > 0 and rows % run == 0,
+            "rows of 'residual'",
+            expected=f"a divisor of {rows}",
+            got=run,
+        )
+    lane.issue(LINEAR, x, weight, bias, out, activation=activation, residual=residual)

@@ -1,0 +1,38 @@
+"""The noisy action rows enter the expert: a small product with float32 weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .check import F32, ArgCheck
+from .op import Lane, Op
+
+
+def action_in_ref(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """float32 throughout, one rounding into ``out``."""
+    out.copy_(torch.addmm(bias, x, weight.t()))
+
+
+ACTION_IN = Op("action_in", action_in_ref)
+
+
+def action_in(lane: Lane, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """out = x W^T + b.
+
+    Args:
+        lane: where the op goes.
+        x: [H, A] float32, the sample at this step.
+        weight: [D, A] float32.
+        bias: [D] float32.
+        out: [H, D] float, the expert's residual stream.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("action_in")
+    check.tensor("x", x, ("H", "A"), F32)
+    check.tensor("weight", weight, ("D", "A"), F32)
+    check.tensor("bias", bias, ("D",), F32)
+    check.tensor("out", out, ("H", "D"))
+    lane.issue(ACTION_IN, x, weight, bias, out)

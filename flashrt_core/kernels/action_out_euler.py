@@ -1,0 +1,73 @@
+"""End of a flow-matching step: final conditioned norm, projection to a velocity, Euler update."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .check import F32, ArgCheck
+from .maths import ada_rms_normalise
+from .op import Lane, Op
+
+
+def action_out_euler_ref(
+    hidden: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x: Tensor,
+    out: Tensor,
+    *,
+    dt: float,
+    eps: float,
+) -> None:
+    """float32 throughout."""
+    normal = ada_rms_normalise(hidden, scale, shift, eps)
+    velocity = torch.addmm(bias, normal, weight.t())
+    torch.add(x, velocity, alpha=dt, out=out)
+
+
+ACTION_OUT_EULER = Op("action_out_euler", action_out_euler_ref)
+
+
+def action_out_euler(
+    lane: Lane,
+    hidden: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x: Tensor,
+    out: Tensor,
+    *,
+    dt: float,
+    eps: float,
+) -> None:
+    """out = x + dt * (n W^T + b), n = hidden / sqrt(mean(hidden^2) + eps) * (1 + scale) + shift.
+
+    Args:
+        lane: where the op goes.
+        hidden: [H, D] float, the expert's residual stream after its last layer.
+        scale: [D] float32, one row of the step table.
+        shift: [D] float32, likewise.
+        weight: [A, D] float32.
+        bias: [A] float32.
+        x: [H, A] float32, the sample before the step.
+        out: [H, A] float32, the sample after it; may be ``x``.
+        dt: step of the integration (negative: time runs from 1 to 0).
+        eps: added to the mean square.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("action_out_euler")
+    check.tensor("hidden", hidden, ("H", "D"))
+    check.tensor("scale", scale, ("D",), F32)
+    check.tensor("shift", shift, ("D",), F32)
+    check.tensor("weight", weight, ("A", "D"), F32)
+    check.tensor("bias", bias, ("A",), F32)
+    check.tensor("x", x, ("H", "A"), F32)
+    check.tensor("out", out, ("H", "A"), F32)
+    check.apart("out", out, "hidden", hidden)
+    lane.issue(ACTION_OUT_EULER, hidden, scale, shift, weight, bias, x, out, dt=dt, eps=eps)

@@ -1,0 +1,85 @@
+"""Conditioned RMS norm, merged q|k|v product, rotary turn and cache write in one op."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .check import F32, ArgCheck
+from .maths import ada_rms_normalise, matmul, split_qkv_rope
+from .op import Lane, Op
+from .qkv_rope_kv import check_qkv_outputs
+
+
+def ada_rms_norm_qkv_rope_kv_ref(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    rope: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+) -> None:
+    """float32 throughout, one rounding into each output."""
+    normal = ada_rms_normalise(x, scale, shift, eps)
+    split_qkv_rope(matmul(normal, weight), rope, q, k, v, head_dim)
+
+
+ADA_RMS_NORM_QKV_ROPE_KV = Op("ada_rms_norm_qkv_rope_kv", ada_rms_norm_qkv_rope_kv_ref)
+
+
+def ada_rms_norm_qkv_rope_kv(
+    lane: Lane,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    rope: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+) -> None:
+    """n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift, then ``qkv_rope_kv`` of n W^T.
+
+    Args:
+        lane: where the op goes.
+        x: [M, D] float, the residual stream.
+        scale: [D] float32, one row of the step table.
+        shift: [D] float32, likewise.
+        weight: [Dq + 2 Dkv, D] float, rows q|k|v.
+        rope: [M, head_dim] float32 rows of ``rope_rows``.
+        q: [M, Dq] float.
+        k: [M, Dkv] float, rows of the key cache.
+        v: [M, Dkv] float, rows of the value cache.
+        head_dim: width of a head.
+        eps: added to the mean square.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("ada_rms_norm_qkv_rope_kv")
+    check.tensor("x", x, ("M", "D"))
+    check.tensor("scale", scale, ("D",), F32)
+    check.tensor("shift", shift, ("D",), F32)
+    width = check_qkv_outputs(check, rope, q, k, v, head_dim)
+    check.tensor("weight", weight, (width, "D"))
+    check.apart("q", q, "x", x)
+    lane.issue(
+        ADA_RMS_NORM_QKV_ROPE_KV,
+        x,
+        scale,
+        shift,
+        weight,
+        rope,
+        q,
+        k,
+        v,
+        head_dim=head_dim,
+        eps=eps,
+    )

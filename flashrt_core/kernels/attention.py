@@ -1,0 +1,123 @@
+"""Softmax attention: full, segmented, or over a prefix of device-held length plus a suffix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .check import I32, ArgCheck
+from .op import Lane, Op
+
+
+def attention_ref(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    segments: int = 1,
+    prefix_length: Tensor | None = None,
+    prefix_rows: int = 0,
+) -> None:
+    """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
+    M, heads, dim = q.shape
+    N, kv_heads, _ = k.shape
+    rows, keys, group = M // segments, N // segments, heads // kv_heads
+    # [segment and kv head, rows and heads of the group, dim]: the query heads that share keys are
+    # rows of one product.
+    queries = q.float().view(segments, rows, kv_heads, group, dim).transpose(1, 2)
+    queries = queries.reshape(segments * kv_heads, rows * group, dim)
+    keys_t = k.float().view(segments, keys, kv_heads, dim).permute(0, 2, 3, 1).flatten(0, 1)
+    values = v.float().view(segments, keys, kv_heads, dim).transpose(1, 2).flatten(0, 1)
+    scores = torch.bmm(queries, keys_t).mul_(scale)
+    if prefix_length is not None:
+        hidden = torch.arange(prefix_rows, device=q.device) >= prefix_length
+        scores[..., :prefix_rows].masked_fill_(hidden, float("-inf"))
+        # A hidden row is never read, so whatever it holds (infinities too) cannot leak through 0*x.
+        values = values.clone()
+        values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
+    mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
+    mixed = mixed.view(segments, kv_heads, rows, group, dim).transpose(1, 2)
+    out.copy_(mixed.reshape(M, heads * dim))
+
+
+ATTENTION = Op("attention", attention_ref)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    segments: int,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+) -> None:
+    check = ArgCheck("attention")
+    check.tensor("q", q, ("M", "H", "d"))
+    check.tensor("k", k, ("N", "Hkv", "d"))
+    check.tensor("v", v, ("N", "Hkv", "d"))
+    heads, kv_heads, dim = (check.sizes[letter] for letter in ("H", "Hkv", "d"))
+    check.tensor("out", out, ("M", heads * dim))
+    check.require(heads % kv_heads == 0, "heads of 'q'", expected=f"n*{kv_heads}", got=heads)
+    rows, keys = check.sizes["M"], check.sizes["N"]
+    check.require(
+        segments >= 1 and rows % segments == 0 and keys % segments == 0,
+        "rows of 'q' and 'k'",
+        expected=f"multiples of segments {segments}",
+        got=f"{rows} and {keys}",
+    )
+    if prefix_length is not None:
+        check.tensor("prefix_length", prefix_length, (1,), I32)
+        check.require(
+            segments == 1 and 0 < prefix_rows <= keys,
+            "prefix_rows",
+            expected=f"1..{keys} and one segment",
+            got=f"{prefix_rows} and {segments} segments",
+        )
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        check.apart("out", out, name, value)
+
+
+def attention(
+    lane: Lane,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    segments: int = 1,
+    prefix_length: Tensor | None = None,
+    prefix_rows: int = 0,
+) -> None:
+    """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
+
+    Args:
+        lane: where the op goes.
+        q: [M, H, d] float.
+        k: [N, Hkv, d] float; Hkv divides H (1: all query heads share one key head).
+        v: [N, Hkv, d] float.
+        out: [M, H d] float, apart from q, k and v.
+        scale: factor on the scores.
+        segments: rows and keys fall into this many equal runs; a row sees only the keys of its run.
+        prefix_length: [1] int32, read when the op runs, at least 1 unless N > prefix_rows; keys
+            j in [prefix_length, prefix_rows) are not read. None: every key counts.
+        prefix_rows: rows kept for the prefix; keys from there on always count.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    _check(q, k, v, out, segments, prefix_length, prefix_rows)
+    lane.issue(
+        ATTENTION,
+        q,
+        k,
+        v,
+        out,
+        scale=scale,
+        segments=segments,
+        prefix_length=prefix_length,
+        prefix_rows=prefix_rows,
+    )

@@ -1,0 +1,41 @@
+"""y = (x - mean) / sqrt(var + eps) * w + b, row by row."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from .check import F32, ArgCheck
+from .op import Lane, Op
+
+
+def layer_norm_ref(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps: float) -> None:
+    """float32 throughout, one rounding into ``out``."""
+    out.copy_(F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps))
+
+
+LAYER_NORM = Op("layer_norm", layer_norm_ref)
+
+
+def layer_norm(
+    lane: Lane, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps: float
+) -> None:
+    """Normalises each row.
+
+    Args:
+        lane: where the op goes.
+        x: [M, D] float.
+        weight: [D] float32 gain.
+        bias: [D] float32 offset.
+        out: [M, D] float; may be ``x``.
+        eps: added to the (biased) variance.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("layer_norm")
+    check.tensor("x", x, ("M", "D"))
+    check.tensor("weight", weight, ("D",), F32)
+    check.tensor("bias", bias, ("D",), F32)
+    check.tensor("out", out, ("M", "D"))
+    lane.issue(LAYER_NORM, x, weight, bias, out, eps=eps)

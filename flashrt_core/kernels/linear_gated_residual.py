@@ -1,0 +1,40 @@
+"""y += gate * (x W^T): the end of a block whose residual branch is gated column by column."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .check import F32, ArgCheck
+from .maths import matmul
+from .op import Lane, Op
+
+
+def linear_gated_residual_ref(x: Tensor, weight: Tensor, gate: Tensor, out: Tensor) -> None:
+    """float32 accumulation, one rounding into ``out``."""
+    out.copy_(torch.addcmul(out.float(), matmul(x, weight), gate))
+
+
+LINEAR_GATED_RESIDUAL = Op("linear_gated_residual", linear_gated_residual_ref)
+
+
+def linear_gated_residual(lane: Lane, x: Tensor, weight: Tensor, gate: Tensor, out: Tensor) -> None:
+    """out = out + gate * (x W^T), in place.
+
+    Args:
+        lane: where the op goes.
+        x: [M, K] float.
+        weight: [N, K] float.
+        gate: [N] float32, one row of the step table.
+        out: [M, N] float, the residual stream; apart from ``x``.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("linear_gated_residual")
+    check.tensor("x", x, ("M", "K"))
+    check.tensor("weight", weight, ("N", "K"))
+    check.tensor("gate", gate, ("N",), F32)
+    check.tensor("out", out, ("M", "N"))
+    check.apart("out", out, "x", x)
+    lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out)

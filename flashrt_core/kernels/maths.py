@@ -1,0 +1,68 @@
+"""Pieces of float32 maths that several references share; no op by themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+
+def rms_normalise(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) over the last dimension, in float32."""
+    return F.rms_norm(x.float(), (x.shape[-1],), eps=eps)
+
+
+def ada_rms_normalise(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """RMS norm whose gain and offset come from a condition: n * (1 + scale) + shift, float32."""
+    normal = rms_normalise(x, eps)
+    return torch.addcmul(normal, normal, scale).add_(shift)
+
+
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """x [M, K] times weight [N, K] transposed, float32 accumulation and result."""
+    return F.linear(x.float(), weight.float())
+
+
+def geglu(x: Tensor, weight: Tensor) -> Tensor:
+    """gelu_tanh(x Wg^T) * (x Wu^T) -> [M, F] float32.
+
+    Args:
+        x: [M, K] float.
+        weight: [2F, K] float, gate rows at even indices and up rows at odd ones.
+    """
+    # Two products over every other row: the halves come out contiguous, which gelu needs for speed.
+    gate = F.gelu(matmul(x, weight[0::2]), approximate="tanh")
+    return gate.mul_(matmul(x, weight[1::2]))
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotary embedding, half-split pairing: dimension i turns with i + d/2.
+
+    Args:
+        x: [rows, heads, d] float32.
+        rope: [rows, d] float32, cosines of the d/2 angles then their sines.
+    """
+    rows, heads, dim = x.shape
+    cos, sin = rope.view(rows, 1, 2, dim // 2).unbind(2)
+    halves = x.view(rows, heads, 2, dim // 2)
+    turned = halves * cos.unsqueeze(2)
+    turned[:, :, 0].addcmul_(halves[:, :, 1], sin, value=-1.0)
+    turned[:, :, 1].addcmul_(halves[:, :, 0], sin)
+    return turned.view(rows, heads, dim)
+
+
+def split_qkv_rope(
+    qkv: Tensor, rope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, head_dim: int
+) -> None:
+    """Splits merged projection rows [M, (Hq + 2 Hkv) d] float32, turns q and k, writes all three.
+
+    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d].
+    """
+    rows, kv_width = qkv.shape[0], k.shape[-1]
+    q_width = qkv.shape[-1] - 2 * kv_width
+    heads = qkv.unflatten(1, (-1, head_dim))
+    turned = rotate(heads[:, : (q_width + kv_width) // head_dim], rope).view(rows, -1)
+    if q is not None:
+        q.copy_(turned[:, :q_width])
+    k.copy_(turned[:, q_width:])
+    v.copy_(qkv[:, q_width + kv_width :])

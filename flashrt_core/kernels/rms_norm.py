@@ -1,0 +1,37 @@
+"""y = x / sqrt(mean(x^2) + eps) * (1 + w), row by row; w is stored around 0, as Gemma does."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .check import F32, ArgCheck
+from .maths import rms_normalise
+from .op import Lane, Op
+
+
+def rms_norm_ref(x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
+    """float32 throughout, one rounding into ``out``."""
+    out.copy_(rms_normalise(x, eps).mul_(1.0 + weight))
+
+
+RMS_NORM = Op("rms_norm", rms_norm_ref)
+
+
+def rms_norm(lane: Lane, x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
+    """Normalises each row.
+
+    Args:
+        lane: where the op goes.
+        x: [M, D] float.
+        weight: [D] float32; the gain is 1 + weight.
+        out: [M, D] float; may be ``x``.
+        eps: added to the mean square.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("rms_norm")
+    check.tensor("x", x, ("M", "D"))
+    check.tensor("weight", weight, ("D",), F32)
+    check.tensor("out", out, ("M", "D"))
+    lane.issue(RMS_NORM, x, weight, out, eps=eps)

@@ -1,0 +1,207 @@
+"""Bad arguments of every op: refused at capture, by the name of the op and of the argument."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashrt_core.kernels
+from flashrt_core import gemm
+from flashrt_core.devices.cpu import CpuDevice
+from flashrt_core.errors import ContractError
+from flashrt_core.kernels.op import Op
+
+from .helpers import normal, run
+
+Tensors = dict[str, Tensor]
+
+
+def f32(*shape: int) -> Tensor:
+    return normal(*shape, seed=0)
+
+
+def i32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+_ADA = {"x": f32(3, 4), "scale": f32(4), "shift": f32(4)}
+_QKV = {"rope": f32(3, 2), "q": f32(3, 6), "k": f32(3, 2), "v": f32(3, 2)}
+# op -> its tensors, all of them right, and its scalars
+GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
+    "rms_norm": ({"x": f32(3, 4), "weight": f32(4), "out": f32(3, 4)}, {"eps": 1e-6}),
+    "layer_norm": (
+        {"x": f32(3, 4), "weight": f32(4), "bias": f32(4), "out": f32(3, 4)},
+        {"eps": 1e-6},
+    ),
+    "image_patches": (
+        {"image": torch.zeros(4, 6, 3, dtype=torch.uint8), "out": f32(6, 12)},
+        {"patch": 2},
+    ),
+    "copy_rows": ({"src": f32(3, 4), "out": f32(3, 4)}, {}),
+    "embed_rows": (
+        {"tokens": i32(1, 2, 3), "length": i32(2), "table": f32(9, 4), "out": f32(3, 4)},
+        {"scale": 2.0},
+    ),
+    "offset_count": ({"count": i32(2), "out": i32(0)}, {"offset": 5}),
+    "rope_rows": ({"first": i32(2), "out": f32(3, 4)}, {"theta": 1e4}),
+    "qkv_rope_kv": ({"qkv": f32(3, 10), **_QKV}, {"head_dim": 2}),
+    "attention": (
+        {"q": f32(3, 4, 2), "k": f32(5, 2, 2), "v": f32(5, 2, 2), "out": f32(3, 8)},
+        {"scale": 1.0, "prefix_length": i32(2), "prefix_rows": 4},
+    ),
+    "geglu_linear": ({"x": f32(3, 4), "weight": f32(10, 4), "out": f32(3, 5)}, {}),
+    "ada_rms_norm_qkv_rope_kv": (
+        {**_ADA, "weight": f32(10, 4), **_QKV},
+        {"head_dim": 2, "eps": 1e-6},
+    ),
+    "ada_rms_norm_geglu": ({**_ADA, "weight": f32(10, 4), "out": f32(3, 5)}, {"eps": 1e-6}),
+    "linear_gated_residual": (
+        {"x": f32(3, 4), "weight": f32(5, 4), "gate": f32(5), "out": f32(3, 5)},
+        {},
+    ),
+    "action_in": (
+        {"x": f32(3, 2), "weight": f32(5, 2), "bias": f32(5), "out": f32(3, 5)},
+        {},
+    ),
+    "action_out_euler": (
+        {
+            "hidden": f32(3, 4),
+            "scale": f32(4),
+            "shift": f32(4),
+            "weight": f32(2, 4),
+            "bias": f32(2),
+            "x": f32(3, 2),
+            "out": f32(3, 2),
+        },
+        {"dt": -0.1, "eps": 1e-6},
+    ),
+    "linear": (
+        {"x": f32(3, 4), "weight": f32(5, 4), "bias": f32(5), "out": f32(3, 5)},
+        {"residual": f32(3, 5)},
+    ),
+}
+
+
+def function(name: str) -> Callable[..., None]:
+    module = gemm if name == "linear" else import_module(f"flashrt_core.kernels.{name}")
+    found: Callable[..., None] = getattr(module, name)
+    return found
+
+
+def issue(name: str, tensors: Tensors, scalars: dict[str, Any]) -> None:
+    run(lambda lane: function(name)(lane, *tensors.values(), **scalars))
+
+
+def test_every_op_is_listed() -> None:
+    ops = set()
+    for module in pkgutil.iter_modules(flashrt_core.kernels.__path__):
+        found = vars(import_module(f"flashrt_core.kernels.{module.name}")).values()
+        ops |= {value.name for value in found if isinstance(value, Op)}
+    assert ops | {gemm.LINEAR.name} == set(GOOD)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_arguments_pass_and_are_one_issue(name: str) -> None:
+    tensors, scalars = GOOD[name]
+    device = CpuDevice()
+    program = device.capture(
+        [("op", lambda lane: function(name)(lane, *tensors.values(), **scalars))]
+    )
+    assert len(program.calls[0][1]) == 1
+    device.replay(program)
+
+
+CASES = [(name, argument) for name, (tensors, _) in GOOD.items() for argument in tensors]
+
+
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_wrong_rank(name: str, argument: str) -> None:
+    tensors, scalars = GOOD[name]
+    bad = {**tensors, argument: tensors[argument].unsqueeze(0)}
+    with pytest.raises(ContractError, match=f"^{name}: argument '{argument}': expected .*, got .*"):
+        issue(name, bad, scalars)
+
+
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_wrong_dtype(name: str, argument: str) -> None:
+    tensors, scalars = GOOD[name]
+    bad = {**tensors, argument: tensors[argument].to(torch.int64)}
+    with pytest.raises(ContractError, match=f"^{name}: argument '{argument}': .*got int64$"):
+        issue(name, bad, scalars)
+
+
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_wrong_size(name: str, argument: str) -> None:
+    """One more than right in every dimension: it contradicts another argument, or divides badly."""
+    tensors, scalars = GOOD[name]
+    good = tensors[argument]
+    grown = torch.zeros([size + 1 for size in good.shape], dtype=good.dtype)
+    with pytest.raises(ContractError, match=f"^{name}: "):
+        issue(name, {**tensors, argument: grown}, scalars)
+
+
+@pytest.mark.parametrize("name", sorted(set(GOOD) - {"offset_count"}))  # it takes single numbers
+def test_strided_columns(name: str) -> None:
+    tensors, scalars = GOOD[name]
+    argument, good = next((k, v) for k, v in tensors.items() if v.shape[-1] > 1)
+    wide = good.new_zeros(*good.shape[:-1], 2 * good.shape[-1])
+    with pytest.raises(ContractError, match=f"{name}: argument '{argument}': .*contiguous"):
+        issue(name, {**tensors, argument: wide[..., ::2]}, scalars)
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "source"),
+    [
+        ("linear", "out", "x"),
+        ("geglu_linear", "out", "x"),
+        ("linear_gated_residual", "out", "x"),
+        ("ada_rms_norm_geglu", "out", "x"),
+        ("ada_rms_norm_qkv_rope_kv", "q", "x"),
+        ("action_out_euler", "out", "hidden"),
+        ("attention", "out", "k"),
+        ("copy_rows", "out", "src"),
+    ],
+)
+def test_overlap_is_refused(name: str, out: str, source: str) -> None:
+    tensors, scalars = GOOD[name]
+    memory = torch.zeros(64)
+    shared = {
+        **tensors,
+        out: memory[: tensors[out].numel()].view(tensors[out].shape),
+        source: memory[1 : 1 + tensors[source].numel()].view(tensors[source].shape),
+    }
+    with pytest.raises(ContractError, match=f"{name}: argument '{out}': .*apart from '{source}'"):
+        issue(name, shared, scalars)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("linear", {"activation": "relu"}, "activation: expected none or gelu_tanh, got relu"),
+        ("linear", {"residual": i32(1)[None]}, "argument 'residual': expected float32 or"),
+        ("linear", {"residual": f32(2, 5)}, "rows of 'residual': expected a divisor of 3, got 2"),
+        ("attention", {"segments": 2}, "rows of 'q' and 'k'"),
+        ("attention", {"prefix_rows": 6}, "prefix_rows: expected 1..5"),
+        ("attention", {"prefix_rows": 0}, "prefix_rows: expected 1..5"),
+        ("attention", {"prefix_length": f32(1)}, "argument 'prefix_length': expected int32"),
+        ("image_patches", {"patch": 5}, "sides that are multiples of the patch, 5, got .4, 6."),
+        ("image_patches", {"patch": 0}, "argument 'image'"),
+        ("qkv_rope_kv", {"head_dim": 3}, "argument 'rope'"),
+    ],
+)
+def test_bad_scalars(name: str, changes: dict[str, Any], message: str) -> None:
+    tensors, scalars = GOOD[name]
+    with pytest.raises(ContractError, match=message):
+        issue(name, tensors, {**scalars, **changes})
+
+
+def test_no_tensor_at_all() -> None:
+    tensors, scalars = GOOD["rms_norm"]
+    with pytest.raises(ContractError, match="rms_norm: argument 'x': expected a tensor, got list"):
+        issue("rms_norm", {**tensors, "x": [1.0]}, scalars)  # type: ignore[dict-item]
