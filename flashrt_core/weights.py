@@ -1,20 +1,111 @@
-"""Checkpoint tensors by name. Policies pack them into static buffers; nothing else reads them."""
+"""Checkpoint tensors by name. Policies pack them into static buffers; nothing else reads them.
+
+``random:<seed>`` stands in for a checkpoint where only speed, shapes or plumbing matter. A tensor
+is a pure function of (seed, name), whatever was read before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from .errors import OptionError, WeightsError
+
+_RANDOM_SCHEME = "random-v1"  # part of the digest; changes when the same seed gives other numbers
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that a checkpoint of a policy holds.
+
+    Attributes:
+        shape: its sizes.
+        mean, std: normal distribution that a random stand-in is drawn from; the policy chooses
+            them so that activations keep their size through the depth.
+    """
+
+    shape: tuple[int, ...]
+    mean: float = 0.0
+    std: float = 0.02
 
 
 class TensorSource(Protocol):
     """Named tensors of one checkpoint."""
 
-    digest: str  # part of the fingerprint
+    @property
+    def digest(self) -> str:
+        """Identity of the contents; part of the fingerprint."""
+        ...
 
     def names(self) -> Iterable[str]:
         """All tensor names."""
+        ...
 
     def get(self, name: str) -> Tensor:
         """The tensor called ``name``; WeightsError when missing."""
+        ...
+
+
+class RandomWeights:
+    """Normal float32 tensors, drawn when asked for and not kept.
+
+    Args:
+        seed: 0 or more.
+        specs: what the checkpoint would hold.
+    """
+
+    def __init__(self, seed: int, specs: Mapping[str, TensorSpec]) -> None:
+        self._seed = seed
+        self._specs = dict(specs)
+        text = json.dumps(
+            [_RANDOM_SCHEME, seed, sorted((n, s.shape, s.mean, s.std) for n, s in specs.items())]
+        )
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+    def names(self) -> Iterable[str]:
+        """All tensor names."""
+        return self._specs.keys()
+
+    def get(self, name: str) -> Tensor:
+        """A new float32 tensor; WeightsError on an unknown name."""
+        if name not in self._specs:
+            raise WeightsError(
+                f"tensor {name!r}", expected=f"one of {len(self._specs)} known names", got="none"
+            )
+        spec = self._specs[name]
+        key = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()[:16]
+        generator = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
+        values = generator.standard_normal(prod(spec.shape), dtype=np.float32)
+        return torch.from_numpy(values).view(spec.shape).mul_(spec.std).add_(spec.mean)
+
+
+def open_weights(uri: str, tensors: Mapping[str, TensorSpec]) -> TensorSource:
+    """Opens a checkpoint.
+
+    Args:
+        uri: ``random:<seed>``.
+        tensors: names, shapes and random statistics that the policy expects.
+
+    Raises:
+        OptionError: ``random:`` without a whole number >= 0.
+        WeightsError: a path; checkpoint files cannot be read yet.
+    """
+    kind, separator, rest = uri.partition(":")
+    if kind == "random" and separator:
+        if not (rest.isascii() and rest.isdigit()):
+            raise OptionError("option 'checkpoint'", expected="random:<whole number>", got=uri)
+        return RandomWeights(int(rest), tensors)
+    raise WeightsError(
+        f"checkpoint {uri!r}",
+        expected="random:<seed>",
+        got="a path",
+        remedy="checkpoint files are not readable yet",
+    )

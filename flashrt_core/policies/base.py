@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..contract import Contract, ShapeKey
 from ..kernels.op import Lane
-from ..weights import TensorSource
+from ..weights import TensorSource, TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -41,12 +41,14 @@ class ProcessorOptions:
         state_dim: numbers in the robot's state.
         action_dim: numbers in one action row of the robot.
         norm_stats: file with normalisation statistics; None means identity on [-1, 1].
+        tokenizer: file of the text encoding; None means the small one that ships.
     """
 
     views: tuple[str, ...]
     state_dim: int
     action_dim: int
     norm_stats: Path | None = None
+    tokenizer: Path | None = None
 
 
 class Processor(Protocol):
@@ -87,8 +89,8 @@ class Policy(Protocol):
     ) -> Contract:
         """The execution contract; OptionError on an unknown precision."""
 
-    def tensors(self, config: Any) -> dict[str, tuple[int, ...]]:
-        """Checkpoint tensor names and shapes."""
+    def tensors(self, config: Any) -> dict[str, TensorSpec]:
+        """Checkpoint tensor names, shapes and the statistics of a random stand-in."""
 
     def pack(self, config: Any, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
         """Fill the static buffers from checkpoint tensors."""

@@ -1,0 +1,64 @@
+"""π0.5: image tower, trunk that writes the K/V cache, conditioned action expert, Euler sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...contract import Contract, ShapeKey
+from ...weights import TensorSource, TensorSpec
+from ..base import Policy, ProcessorOptions
+from .config import PRESETS, SLOTS, Pi05Config, make_config
+from .contract import make_contract, make_shapes
+from .preprocess import Pi05Processor
+from .stages import Body, make_body
+from .weights import pack, tensors
+
+__all__ = ["POLICY", "Pi05Config", "Pi05Policy"]
+
+
+class Pi05Policy:
+    """What the engine and the loader ask of π0.5; see ``Policy`` in ``policies/base.py``."""
+
+    name = "pi05"
+    presets = tuple(sorted(PRESETS))
+    slots = SLOTS
+
+    def config(self, preset: str, **overrides: Any) -> Pi05Config:
+        """Sizes of a preset with single values replaced; OptionError on anything unknown."""
+        return make_config(preset, **overrides)
+
+    def shapes(self, config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
+        """One shape a prompt bucket."""
+        return make_shapes(config, views)
+
+    def contract(
+        self,
+        config: Pi05Config,
+        shapes: tuple[ShapeKey, ...],
+        views: tuple[str, ...],
+        precision: str,
+    ) -> Contract:
+        """The execution contract; OptionError on an unknown precision."""
+        return make_contract(config, shapes, views, precision)
+
+    def tensors(self, config: Pi05Config) -> dict[str, TensorSpec]:
+        """Checkpoint tensors by openpi's names."""
+        return tensors(config)
+
+    def pack(self, config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
+        """Fill the static buffers."""
+        pack(config, source, buffers)
+
+    def body(self, config: Pi05Config, contract: Contract, stage: str, shape: ShapeKey) -> Body:
+        """The body of a stage for one shape."""
+        return make_body(config, contract, stage, shape)
+
+    def processor(self, config: Pi05Config, options: ProcessorOptions) -> Pi05Processor:
+        """Host-side transforms; OptionError when the options do not fit."""
+        return Pi05Processor(config, options)
+
+
+POLICY: Policy = Pi05Policy()

@@ -1,0 +1,270 @@
+"""Sizes and switches of π0.5. Every width and depth of the pipeline comes from here.
+
+Source of the ``base`` sizes: openpi (PaliGemma 3B with a 300M action expert), as released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from ...errors import OptionError
+
+#: Camera names that the model knows, in the order of their tokens.
+SLOTS: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+#: Pieces of the tokenizer that ships with the package (a test compares it with the file).
+TINY_VOCAB = 1024
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The SigLIP tower: pre-norm transformer over image patches.
+
+    Attributes:
+        width: D of the patch rows; ``heads`` divides it.
+        depth: layers.
+        heads: attention heads.
+        ffn: hidden width of the feed-forward block.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    ffn: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class GemmaConfig:
+    """A Gemma stack with one key/value head: the trunk, or the action expert.
+
+    Attributes:
+        width: D of the residual stream.
+        depth: layers.
+        heads: query heads.
+        head_dim: width of a head, even.
+        ffn: hidden width of the GeGLU block.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    head_dim: int
+    ffn: int
+
+    @property
+    def q_width(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Pi05Config:
+    """One π0.5 network and the shapes it runs at.
+
+    Attributes:
+        preset: name of the preset these sizes came from.
+        vision: the image tower.
+        trunk: the prefix transformer; only its keys and values are used.
+        expert: the action expert; same depth and head width as the trunk, whose cache it reads.
+        image_size: side R of the square image the tower takes, pixels.
+        patch: side of a patch, pixels; divides ``image_size``.
+        vocab: rows of the embedding table.
+        action_dim: width of an action row inside the network; robots use the first few.
+        horizon: action rows H of a chunk.
+        steps: denoising steps N.
+        prompt_buckets: prompt lengths that are captured, ascending; the last is the limit.
+        state_in_prompt: write the discretised robot state into the prompt. False: the plain prompt
+            of π0, and the network does not see the state at all.
+        rope_theta: base of the rotary frequencies.
+        eps: added under the root of every norm.
+    """
+
+    preset: str
+    vision: VisionConfig
+    trunk: GemmaConfig
+    expert: GemmaConfig
+    image_size: int
+    patch: int
+    vocab: int
+    action_dim: int
+    horizon: int
+    steps: int
+    prompt_buckets: tuple[int, ...]
+    state_in_prompt: bool = True
+    rope_theta: float = 10000.0
+    eps: float = 1e-6
+
+    @property
+    def view_tokens(self) -> int:
+        """Rows that one camera takes in the prefix."""
+        return (self.image_size // self.patch) ** 2
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers of one RGB patch."""
+        return 3 * self.patch * self.patch
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt that a captured bucket holds."""
+        return self.prompt_buckets[-1]
+
+    @property
+    def embed_scale(self) -> float:
+        """Factor on embedding rows (Gemma): the root of the trunk's width."""
+        return float(self.trunk.width**0.5)
+
+    @property
+    def norms(self) -> int:
+        """Conditioned norms of the expert: two a layer and the last."""
+        return 2 * self.expert.depth + 1
+
+
+BASE = Pi05Config(
+    preset="base",
+    vision=VisionConfig(width=1152, depth=27, heads=16, ffn=4304),
+    trunk=GemmaConfig(width=2048, depth=18, heads=8, head_dim=256, ffn=16384),
+    expert=GemmaConfig(width=1024, depth=18, heads=8, head_dim=256, ffn=4096),
+    image_size=224,
+    patch=14,
+    vocab=257152,
+    action_dim=32,
+    horizon=10,
+    steps=10,
+    prompt_buckets=(48, 96, 200),
+)
+
+TINY = Pi05Config(
+    preset="tiny",
+    vision=VisionConfig(width=64, depth=2, heads=4, ffn=160),
+    trunk=GemmaConfig(width=128, depth=3, heads=4, head_dim=32, ffn=256),
+    expert=GemmaConfig(width=64, depth=3, heads=4, head_dim=32, ffn=128),
+    image_size=56,
+    patch=14,
+    vocab=TINY_VOCAB,
+    action_dim=32,
+    horizon=10,
+    steps=10,
+    prompt_buckets=(32, 64, 128),
+)
+
+PRESETS: Mapping[str, Pi05Config] = {"base": BASE, "tiny": TINY}
+
+_LIMITS = {
+    "image_size": (14, 1024),
+    "patch": (2, 64),
+    "vocab": (16, 1 << 20),
+    "action_dim": (1, 256),
+    "horizon": (1, 256),
+    "steps": (1, 1000),
+    "depth": (1, 256),
+    "heads": (1, 256),
+    "head_dim": (2, 1024),
+    "width": (4, 1 << 16),
+    "ffn": (4, 1 << 18),
+}
+
+
+def make_config(preset: str, **overrides: Any) -> Pi05Config:
+    """The sizes of ``preset`` with single values replaced.
+
+    Args:
+        preset: "base" or "tiny".
+        overrides: field names of :class:`Pi05Config`; those of a part with its name in front
+            (``trunk_depth=2``, ``vision_ffn=64``).
+
+    Raises:
+        OptionError: unknown preset or name, a value of the wrong type or out of range, or sizes
+            that do not fit together.
+    """
+    if preset not in PRESETS:
+        raise OptionError("option 'preset'", expected=f"one of {sorted(PRESETS)}", got=repr(preset))
+    config = PRESETS[preset]
+    known = _names(config)
+    unknown = sorted(set(overrides) - set(known))
+    if unknown:
+        raise OptionError(
+            f"override {unknown[0]!r} of policy 'pi05'", expected=f"one of {sorted(known)}"
+        )
+    for name, value in overrides.items():
+        config = known[name](config, _checked(name, value))
+    _check_together(config)
+    return config
+
+
+def _names(config: Pi05Config) -> dict[str, Callable[[Pi05Config, Any], Pi05Config]]:
+    """Override name -> function that puts a value there."""
+
+    def top(name: str) -> Callable[[Pi05Config, Any], Pi05Config]:
+        return lambda old, value: replace(old, **{name: value})
+
+    def part(group: str, name: str) -> Callable[[Pi05Config, Any], Pi05Config]:
+        return lambda old, value: replace(
+            old, **{group: replace(getattr(old, group), **{name: value})}
+        )
+
+    setters: dict[str, Callable[[Pi05Config, Any], Pi05Config]] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            for inner in fields(value):
+                setters[f"{field.name}_{inner.name}"] = part(field.name, inner.name)
+        elif field.name != "preset":
+            setters[field.name] = top(field.name)
+    return setters
+
+
+def _checked(name: str, value: Any) -> Any:
+    where = f"override {name!r} of policy 'pi05'"
+    if name == "prompt_buckets":
+        buckets = tuple(value) if isinstance(value, list | tuple) else ()
+        whole = all(type(bucket) is int and 1 <= bucket <= 4096 for bucket in buckets)
+        if not buckets or not whole or sorted(set(buckets)) != list(buckets):
+            raise OptionError(where, expected="ascending token counts in 1..4096", got=value)
+        return buckets
+    if name == "state_in_prompt":
+        if not isinstance(value, bool):
+            raise OptionError(where, expected="true or false", got=repr(value))
+        return value
+    if name in ("rope_theta", "eps"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+            raise OptionError(where, expected="a number in (0, 1e9)", got=repr(value))
+        return float(value)
+    limit = name if name in _LIMITS else name.split("_", 1)[1]
+    low, high = _LIMITS[limit]
+    if type(value) is not int or not low <= value <= high:
+        raise OptionError(where, expected=f"a whole number in {low}..{high}", got=repr(value))
+    return value
+
+
+def _check_together(config: Pi05Config) -> None:
+    vision, trunk, expert = config.vision, config.trunk, config.expert
+    rules = (
+        (
+            config.image_size % config.patch == 0,
+            "image_size",
+            f"a multiple of patch {config.patch}",
+        ),
+        (vision.width % vision.heads == 0, "vision_width", f"a multiple of {vision.heads} heads"),
+        (expert.depth == trunk.depth, "expert_depth", f"the trunk's depth {trunk.depth}"),
+        (
+            expert.head_dim == trunk.head_dim,
+            "expert_head_dim",
+            f"the trunk's head width {trunk.head_dim}",
+        ),
+        (trunk.head_dim % 2 == 0, "trunk_head_dim", "an even number"),
+        (expert.width % 2 == 0, "expert_width", "an even number"),
+    )
+    for holds, name, expected in rules:
+        if not holds:
+            group, _, inner = name.partition("_")
+            part = getattr(config, group, config)
+            got = getattr(config, name) if part is config else getattr(part, inner)
+            raise OptionError(f"size {name!r} of policy 'pi05'", expected=expected, got=got)

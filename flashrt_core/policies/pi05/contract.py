@@ -1,0 +1,310 @@
+"""The execution contract of π0.5: every buffer, input, output, stage and region it uses.
+
+Letters: V views, T tokens of a view, B prompt bucket, S = V T + B prefix rows, H action rows,
+L layers, N steps, d head width. Rows of the prefix cache past the prompt's own length are hidden
+from attention through ``prefix_length``, which lives on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...contract import (
+    BufferSpec,
+    Contract,
+    DType,
+    InputSpec,
+    OutputSpec,
+    Rate,
+    RegionSpec,
+    Role,
+    ShapeKey,
+    StageSpec,
+    Update,
+)
+from ...errors import ContractError, OptionError
+from .config import SLOTS, GemmaConfig, Pi05Config
+
+PRECISIONS = {"fp32": DType.F32, "bf16": DType.BF16}
+
+
+def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
+    """One shape a prompt bucket, for that many cameras."""
+    return tuple(
+        ShapeKey(views, bucket, config.horizon, config.steps) for bucket in config.prompt_buckets
+    )
+
+
+def image_input(view: str) -> str:
+    """Name of the input (and buffer) that holds a camera's image."""
+    return f"image.{view}"
+
+
+def make_contract(
+    config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[str, ...], precision: str
+) -> Contract:
+    """Declares everything.
+
+    Args:
+        config: sizes.
+        shapes: what will be captured; all of the config's horizon and steps, with ``len(views)``
+            cameras.
+        views: names of the cameras in use, in slot order; absent cameras take no rows at all.
+        precision: "fp32" or "bf16": format of weights, activations and the K/V cache. Norm
+            parameters, step tables, rotary rows and the sample itself are float32 in both.
+
+    Raises:
+        OptionError: unknown precision.
+        ContractError: shapes or views that this configuration cannot run.
+    """
+    if precision not in PRECISIONS:
+        raise OptionError(
+            "option 'precision'", expected=f"one of {sorted(PRECISIONS)}", got=repr(precision)
+        )
+    if not views or [slot for slot in SLOTS if slot in views] != list(views):
+        raise ContractError(
+            "views of policy 'pi05'", expected=f"in the order of {SLOTS}", got=views
+        )
+    for shape in shapes:
+        fixed = (shape.views, shape.horizon, shape.steps)
+        wanted = (len(views), config.horizon, config.steps)
+        if fixed != wanted or shape.prompt_tokens > config.max_prompt_tokens:
+            raise ContractError(
+                f"shape {shape}",
+                expected=f"{len(views)} views, at most {config.max_prompt_tokens} tokens, "
+                f"horizon {config.horizon}, {config.steps} steps",
+            )
+    rows = len(views) * config.view_tokens + max(shape.prompt_tokens for shape in shapes)
+    dtype = PRECISIONS[precision]
+    buffers = (
+        *_static_buffers(config, dtype, rows),
+        *_windows(config, views),
+        *_state(config, dtype, rows),
+        *_scratch(config, dtype, len(views), rows),
+    )
+    return Contract(
+        policy="pi05",
+        shapes=shapes,
+        buffers=buffers,
+        inputs=_inputs(config, views),
+        outputs=(
+            OutputSpec(
+                "actions",
+                "actions",
+                (config.horizon, config.action_dim),
+                DType.F32,
+                unit="normalised",
+                doc="action rows before un-normalisation; a robot uses the first columns",
+            ),
+        ),
+        stages=_stages(views),
+        regions={shape: _regions(config, buffers, shape) for shape in shapes},
+    )
+
+
+def _static_buffers(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
+    def static(name: str, *shape: int, dtype: DType = dtype, doc: str = "") -> BufferSpec:
+        return BufferSpec(name, shape, dtype, Role.STATIC, doc)
+
+    f32, vision, trunk, expert = DType.F32, config.vision, config.trunk, config.expert
+    L, D, F = vision.depth, vision.width, vision.ffn
+    yield static("vision.patch_weight", D, config.patch_dim, doc="columns: channel, y, x")
+    yield static("vision.patch_bias", D)
+    yield static("vision.position", config.view_tokens, D)
+    for norm in ("norm1", "norm2"):
+        yield static(f"vision.{norm}_weight", L, D, dtype=f32)
+        yield static(f"vision.{norm}_bias", L, D, dtype=f32)
+    for name, out, into in (("qkv", 3 * D, D), ("out", D, D), ("fc1", F, D), ("fc2", D, F)):
+        yield static(f"vision.{name}_weight", L, out, into)
+        yield static(f"vision.{name}_bias", L, out)
+    yield static("vision.post_norm_weight", D, dtype=f32)
+    yield static("vision.post_norm_bias", D, dtype=f32)
+    yield static("projector.weight", trunk.width, D)
+    yield static("projector.bias", trunk.width)
+
+    yield static("trunk.embedding", config.vocab, trunk.width)
+    yield static("trunk.rope", rows, trunk.head_dim, dtype=f32, doc="cosines, then sines")
+    yield static("trunk.norm1_weight", trunk.depth, trunk.width, dtype=f32, doc="gain is 1 + w")
+    last = (2 * trunk.head_dim, trunk.width)
+    yield static("trunk.last_kv_weight", *last, doc="last layer: keys and values only")
+    if trunk.depth > 1:
+        yield static("trunk.norm2_weight", trunk.depth - 1, trunk.width, dtype=f32)
+        yield from _gemma_weights("trunk", trunk, trunk.depth - 1, dtype)
+    yield from _gemma_weights("expert", expert, expert.depth, dtype)
+    table = (config.steps, config.norms, 3, expert.width)
+    yield static("expert.modulation", *table, dtype=f32, doc="scale, shift, gate a step and norm")
+    yield static("expert.action_in_weight", expert.width, config.action_dim, dtype=f32)
+    yield static("expert.action_in_bias", expert.width, dtype=f32)
+    yield static("expert.action_out_weight", config.action_dim, expert.width, dtype=f32)
+    yield static("expert.action_out_bias", config.action_dim, dtype=f32)
+
+
+def _gemma_weights(
+    group: str, sizes: GemmaConfig, layers: int, dtype: DType
+) -> Iterator[BufferSpec]:
+    shapes = {
+        "qkv": (sizes.q_width + 2 * sizes.head_dim, sizes.width),
+        "out": (sizes.width, sizes.q_width),
+        "gate_up": (2 * sizes.ffn, sizes.width),
+        "down": (sizes.width, sizes.ffn),
+    }
+    docs = {"qkv": "rows q|k|v", "gate_up": "gate and up rows alternate"}
+    for name, shape in shapes.items():
+        doc = docs.get(name, "")
+        yield BufferSpec(f"{group}.{name}_weight", (layers, *shape), dtype, Role.STATIC, doc)
+
+
+def _windows(config: Pi05Config, views: tuple[str, ...]) -> Iterator[BufferSpec]:
+    side, chunk = config.image_size, (config.horizon, config.action_dim)
+    for view in views:
+        yield BufferSpec(image_input(view), (side, side, 3), DType.U8, Role.SWAP, "RGB")
+    yield BufferSpec("prompt_tokens", (config.max_prompt_tokens,), DType.I32, Role.SWAP)
+    yield BufferSpec("prompt_length", (1,), DType.I32, Role.SWAP)
+    yield BufferSpec("noise", chunk, DType.F32, Role.SWAP)
+    yield BufferSpec("actions", chunk, DType.F32, Role.SWAP, "the sample while it is denoised")
+
+
+def _state(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
+    trunk = config.trunk
+    cache = (trunk.depth, 2, rows + config.horizon, trunk.head_dim)
+    doc = "K and V of every layer: S prefix rows, then H rows of the step at work"
+    yield BufferSpec("kv", cache, dtype, Role.STATE, doc)
+    prompt = (config.max_prompt_tokens, trunk.width)
+    yield BufferSpec("prompt_embedding", prompt, dtype, Role.STATE, "scaled embedding rows")
+    yield BufferSpec("expert_rope", (config.horizon, trunk.head_dim), DType.F32, Role.STATE)
+    yield BufferSpec("prefix_length", (1,), DType.I32, Role.STATE, "prefix rows in use")
+
+
+def _scratch(config: Pi05Config, dtype: DType, views: int, rows: int) -> Iterator[BufferSpec]:
+    def scratch(name: str, *shape: int) -> BufferSpec:
+        return BufferSpec(name, shape, dtype, Role.SCRATCH)
+
+    vision, trunk, expert = config.vision, config.trunk, config.expert
+    image_rows = views * config.view_tokens
+    yield scratch("vision_patches", image_rows, config.patch_dim)
+    yield scratch("vision_x", image_rows, vision.width)
+    yield scratch("vision_normal", image_rows, vision.width)
+    yield scratch("vision_qkv", image_rows, 3 * vision.width)
+    yield scratch("vision_mixed", image_rows, vision.width)
+    yield scratch("vision_hidden", image_rows, vision.ffn)
+    yield scratch("trunk_x", rows, trunk.width)
+    yield scratch("trunk_normal", rows, trunk.width)
+    yield scratch("trunk_qkv", rows, trunk.q_width + 2 * trunk.head_dim)
+    yield scratch("trunk_q", rows, trunk.q_width)
+    yield scratch("trunk_mixed", rows, trunk.q_width)
+    yield scratch("trunk_hidden", rows, trunk.ffn)
+    yield scratch("expert_x", config.horizon, expert.width)
+    yield scratch("expert_q", config.horizon, expert.q_width)
+    yield scratch("expert_mixed", config.horizon, expert.q_width)
+    yield scratch("expert_hidden", config.horizon, expert.ffn)
+
+
+def _inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
+    side = config.image_size
+    images = tuple(
+        InputSpec(
+            image_input(view),
+            image_input(view),
+            (side, side, 3),
+            DType.U8,
+            Update.SWAP,
+            Rate.OBSERVATION,
+            unit="RGB",
+            doc="resized to the square, aspect kept, zero padding",
+        )
+        for view in views
+    )
+    tokens = InputSpec(
+        "prompt_tokens",
+        "prompt_tokens",
+        (config.max_prompt_tokens,),
+        DType.I32,
+        Update.STAGED,
+        Rate.PROMPT,
+        transform="prompt",
+        doc="token ids, zero behind the prompt",
+    )
+    length = InputSpec(
+        "prompt_length",
+        "prompt_length",
+        (1,),
+        DType.I32,
+        Update.STAGED,
+        Rate.PROMPT,
+        transform="prompt",
+        unit="tokens",
+    )
+    noise = InputSpec(
+        "noise",
+        "noise",
+        (config.horizon, config.action_dim),
+        DType.F32,
+        Update.SWAP,
+        Rate.CHUNK,
+        doc="standard normal",
+    )
+    return (*images, tokens, length, noise)
+
+
+def _stages(views: tuple[str, ...]) -> tuple[StageSpec, ...]:
+    vision = tuple(
+        f"vision_{part}" for part in ("patches", "x", "normal", "qkv", "mixed", "hidden")
+    )
+    trunk = tuple(f"trunk_{part}" for part in ("x", "normal", "qkv", "q", "mixed", "hidden"))
+    expert = tuple(f"expert_{part}" for part in ("x", "q", "mixed", "hidden"))
+    prompt = StageSpec(
+        "prompt",
+        reads=("prompt_tokens", "prompt_length"),
+        writes=("prompt_embedding", "expert_rope", "prefix_length"),
+        rate=Rate.PROMPT,
+        transform=True,
+        doc="token ids to embedding rows; rotary rows of the action chunk behind the prefix",
+    )
+    images = tuple(image_input(view) for view in views)
+    context = StageSpec(
+        "context",
+        reads=(*images, "prompt_embedding", "prefix_length", *vision, *trunk),
+        writes=("kv", *vision, *trunk),
+        rate=Rate.OBSERVATION,
+        requires=("prompt",),
+        doc="image tower and trunk: keys and values of the prefix in every layer",
+    )
+    action = StageSpec(
+        "action",
+        reads=("noise", "actions", "kv", "prefix_length", "expert_rope", *expert),
+        writes=("actions", "kv", *expert),
+        rate=Rate.CHUNK,
+        requires=("context",),
+        doc="N denoising steps of the action expert over the prefix",
+    )
+    return (prompt, context, action)
+
+
+def _regions(
+    config: Pi05Config, buffers: tuple[BufferSpec, ...], shape: ShapeKey
+) -> tuple[RegionSpec, ...]:
+    """What a capsule holds at the boundary between ``context`` and ``action``."""
+    known = {spec.name: spec for spec in buffers}
+    kv, prompt = known["kv"], known["prompt_embedding"]
+    row = config.trunk.head_dim * kv.dtype.itemsize
+    prefix = shape.views * config.view_tokens + shape.prompt_tokens
+    return (
+        RegionSpec(
+            "context_kv",
+            "kv",
+            offset=0,
+            row_bytes=prefix * row,
+            rows=2 * config.trunk.depth,
+            pitch=kv.shape[2] * row,
+            doc="prefix rows of K and V in every layer",
+        ),
+        RegionSpec(
+            "prompt_embedding",
+            "prompt_embedding",
+            offset=0,
+            row_bytes=shape.prompt_tokens * config.trunk.width * prompt.dtype.itemsize,
+            doc="needed to make the context anew for the next images",
+        ),
+        RegionSpec.whole(known["expert_rope"]),
+        RegionSpec.whole(known["prefix_length"]),
+    )

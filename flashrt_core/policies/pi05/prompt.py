@@ -1,0 +1,104 @@
+"""The text that π0.5 reads: the instruction and, in most checkpoints, the robot's state as numbers.
+
+Source: openpi's PaliGemma tokenizer wrapper; both of its formats are here.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from .tokenizer import Tokenizer
+
+#: Left edges of the 256 bins over [-1, 1] that a normalised state value falls into.
+BIN_EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
+
+
+def discretise(state: np.ndarray[Any, Any]) -> list[int]:
+    """Bin 0..255 of each normalised value; -1 below -1, and 255 for everything above the last edge.
+
+    A value that sits on an edge belongs to the bin that starts there (0.0 -> 128).
+    """
+    return [int(index) for index in np.digitize(state, BIN_EDGES) - 1]
+
+
+def clean(text: str) -> str:
+    """Outer whitespace off; underscores and newlines become spaces. Case stays as it is."""
+    return text.strip().replace("_", " ").replace("\n", " ")
+
+
+class PromptEncoder:
+    """Instruction and state to token ids.
+
+    Args:
+        tokenizer: text to ids.
+        state_dim: numbers of the state in the text; None for the format without state.
+        limit: most tokens that fit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, state_dim: int | None, limit: int) -> None:
+        self._tokenizer = tokenizer
+        self._state_dim = state_dim
+        self._limit = limit
+
+    def encode(self, text: str, bins: list[int] | None) -> list[int]:
+        """Token ids, begin-of-text first.
+
+        Args:
+            text: the instruction.
+            bins: the discretised state; None in the format without state.
+
+        Raises:
+            InputError: the instruction is empty, or text and state need more than the limit.
+        """
+        ids = self._ids(text, bins)
+        if len(ids) > self._limit:
+            raise InputError("prompt", expected=f"at most {self._limit} tokens", got=len(ids))
+        return ids
+
+    def check(self, text: str) -> None:
+        """InputError when ``text`` is empty, or too long with the longest text a state can have."""
+        bins = None if self._state_dim is None else self._longest_state
+        ids = self._ids(text, bins)
+        if len(ids) <= self._limit:
+            return
+        room = "" if bins is None else f" with up to {self._state_tokens} for the robot's state"
+        raise InputError(
+            "prompt",
+            expected=f"at most {self._limit} tokens{room}",
+            got=f"{len(ids)}",
+            remedy="shorten the text or configure a larger prompt bucket",
+        )
+
+    def _ids(self, text: str, bins: list[int] | None) -> list[int]:
+        if not isinstance(text, str):
+            raise InputError("prompt", expected="text", got=type(text).__name__)
+        words = clean(text)
+        if not words.strip():
+            raise InputError("prompt", expected="an instruction", got=f"{text!r}, which is empty")
+        encode = self._tokenizer.encode
+        if bins is None:
+            # The newline that asks for the answer is encoded on its own, as the network saw it.
+            return [self._tokenizer.bos, *encode(words), *encode("\n")]
+        numbers = " ".join(map(str, bins))
+        return [self._tokenizer.bos, *encode(f"Task: {words}, State: {numbers};\nAction: ")]
+
+    @cached_property
+    def _longest_state(self) -> list[int]:
+        """The bins whose text takes the most tokens: no piece of a tokenizer spans two numbers, so
+        each place can be judged alone; the last stands before a semicolon.
+        """
+
+        def longest(before: str, behind: str) -> int:
+            encode = self._tokenizer.encode
+            return max(range(-1, 256), key=lambda index: len(encode(f"{before}{index}{behind}")))
+
+        count = self._state_dim or 0
+        return [longest("0 ", " 0")] * (count - 1) + [longest("0 ", ";")]
+
+    @property
+    def _state_tokens(self) -> int:
+        return len(self._tokenizer.encode("".join(f" {index}" for index in self._longest_state)))

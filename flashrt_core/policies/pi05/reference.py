@@ -1,0 +1,251 @@
+"""π0.5 straight from its formulas, to compare the stages with. Slow on purpose.
+
+Shares nothing with the stages: unpacked checkpoint tensors, no ops, no tables, no dropped rows.
+Absent cameras and the padding of the prompt are computed and masked, the way the official code does
+it, so that equality also shows that leaving them out changes nothing. float32, or float64 to tell
+whose rounding a difference is.
+
+Source: openpi, PyTorch modules (SigLIP, Gemma, action expert and sampler).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from ...weights import TensorSource
+from .config import SLOTS, GemmaConfig, Pi05Config
+
+_MASKED = -2.3819763e38  # added to the score of a pair that must not see each other
+_MODEL = "paligemma_with_expert."
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """What one decision gives.
+
+    Attributes:
+        actions: [H, A] after the last step, normalised.
+        keys, values: [L, 3 T + P, d] of the whole padded prefix; keys are turned already.
+        valid: [3 T + P] bool, rows that count.
+    """
+
+    actions: Tensor
+    keys: Tensor
+    values: Tensor
+    valid: Tensor
+
+
+class Reference:
+    """The network on unpacked weights.
+
+    Args:
+        config: sizes.
+        source: checkpoint.
+        dtype: torch.float32, or torch.float64.
+    """
+
+    def __init__(
+        self, config: Pi05Config, source: TensorSource, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._source = source
+        self._expert_cache: dict[str, Tensor] = {}
+
+    @torch.inference_mode()
+    def decide(
+        self,
+        images: Mapping[str, np.ndarray[Any, Any]],
+        tokens: Sequence[int],
+        noise: np.ndarray[Any, Any],
+    ) -> ReferenceResult:
+        """One decision.
+
+        Args:
+            images: view name -> [R, R, 3] uint8; views that are missing here are masked.
+            tokens: token ids of the prompt, without padding.
+            noise: [H, A] float32, the sample at time 1.
+        """
+        x, valid = self._prefix(images, tokens)
+        positions = valid.cumsum(0) - 1
+        keys, values = self._trunk(x, valid, positions)
+        sample = torch.from_numpy(noise).to(self.dtype)
+        now = torch.tensor(1.0, dtype=torch.float32)
+        dt = torch.tensor(-1.0 / self.config.steps, dtype=torch.float32)
+        while now >= -dt / 2:
+            velocity = self._velocity(sample, now, keys, values, valid)
+            sample = sample + dt.to(self.dtype) * velocity
+            now = now + dt
+        return ReferenceResult(sample, keys, values, valid)
+
+    # ---- prefix ---------------------------------------------------------------------------------
+
+    def _prefix(
+        self, images: Mapping[str, np.ndarray[Any, Any]], tokens: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        config = self.config
+        black = np.zeros((config.image_size, config.image_size, 3), np.uint8)
+        pixels = torch.from_numpy(np.stack([images.get(slot, black) for slot in SLOTS]))
+        image_rows = self._images(pixels)
+        padding = config.max_prompt_tokens - len(tokens)
+        ids = torch.tensor([*tokens, *[0] * padding])
+        table = self._get(_MODEL + "paligemma.lm_head.weight")
+        text_rows = table[ids] * math.sqrt(config.trunk.width)
+        present = torch.tensor([slot in images for slot in SLOTS])
+        written = torch.arange(config.max_prompt_tokens) < len(tokens)
+        valid = torch.cat((present.repeat_interleave(image_rows.shape[1]), written))
+        return torch.cat((image_rows.flatten(0, 1), text_rows)), valid
+
+    def _images(self, pixels: Tensor) -> Tensor:
+        """[3, R, R, 3] uint8 -> [3, T, D of the trunk]."""
+        config = self.config
+        tower = _MODEL + "paligemma.model.vision_tower.vision_model."
+        scaled = pixels.to(self.dtype) / 255.0 * 2.0 - 1.0
+        grid = F.conv2d(
+            scaled.permute(0, 3, 1, 2),
+            self._get(tower + "embeddings.patch_embedding.weight"),
+            self._get(tower + "embeddings.patch_embedding.bias"),
+            stride=config.patch,
+        )
+        x = grid.flatten(2).transpose(1, 2) + self._get(
+            tower + "embeddings.position_embedding.weight"
+        )
+        for layer in range(config.vision.depth):
+            name = f"{tower}encoder.layers.{layer}."
+            x = x + self._vision_attention(name + "self_attn.", self._layer_norm(name, 1, x))
+            hidden = _gelu(self._linear(name + "mlp.fc1", self._layer_norm(name, 2, x)))
+            x = x + self._linear(name + "mlp.fc2", hidden)
+        gain, offset = (self._get(f"{tower}post_layernorm.{kind}") for kind in ("weight", "bias"))
+        x = _standardise(x, config.eps) * gain + offset
+        return self._linear(_MODEL + "paligemma.model.multi_modal_projector.linear", x)
+
+    def _layer_norm(self, name: str, which: int, x: Tensor) -> Tensor:
+        gain = self._get(f"{name}layer_norm{which}.weight")
+        offset = self._get(f"{name}layer_norm{which}.bias")
+        return _standardise(x, self.config.eps) * gain + offset
+
+    def _vision_attention(self, name: str, x: Tensor) -> Tensor:
+        sizes = self.config.vision
+        q, k, v = (
+            self._linear(f"{name}{part}_proj", x).unflatten(-1, (sizes.heads, sizes.head_dim))
+            for part in "qkv"
+        )
+        scores = torch.einsum("nihd,njhd->nhij", q, k) / math.sqrt(sizes.head_dim)
+        mixed = torch.einsum("nhij,njhd->nihd", scores.softmax(dim=-1), v)
+        return self._linear(name + "out_proj", mixed.flatten(2))
+
+    def _trunk(self, x: Tensor, valid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of every layer; what the last layer makes of them is not used."""
+        sizes, eps = self.config.trunk, self.config.eps
+        bias = torch.where(valid[None, :] & valid[:, None], 0.0, _MASKED).to(self.dtype)
+        keys, values = [], []
+        for layer in range(sizes.depth):
+            name = f"{_MODEL}paligemma.model.language_model.layers.{layer}."
+            normal = _unit_rms(x, eps) * (1.0 + self._get(name + "input_layernorm.weight"))
+            q, k, v = self._qkv(name, sizes, normal, positions)
+            keys.append(k)
+            values.append(v)
+            x = x + self._mix(name, q, k, v, bias)
+            gain = 1.0 + self._get(name + "post_attention_layernorm.weight")
+            x = x + self._geglu(name, _unit_rms(x, eps) * gain)
+        return torch.stack(keys), torch.stack(values)
+
+    # ---- action expert --------------------------------------------------------------------------
+
+    def _velocity(
+        self, sample: Tensor, now: Tensor, keys: Tensor, values: Tensor, valid: Tensor
+    ) -> Tensor:
+        config, sizes = self.config, self.config.expert
+        cond = self._condition(now)
+        x = self._linear("action_in_proj", sample)
+        positions = valid.sum() + torch.arange(config.horizon)
+        visible = torch.cat((valid, torch.ones(config.horizon, dtype=torch.bool)))
+        bias = torch.where(visible, 0.0, _MASKED).to(self.dtype)
+        for layer in range(sizes.depth):
+            name = f"{_MODEL}gemma_expert.model.layers.{layer}."
+            normal, gate = self._ada_norm(name + "input_layernorm", x, cond)
+            q, k, v = self._qkv(name, sizes, normal, positions)
+            k, v = torch.cat((keys[layer], k)), torch.cat((values[layer], v))
+            x = x + gate * self._mix(name, q, k, v, bias)
+            normal, gate = self._ada_norm(name + "post_attention_layernorm", x, cond)
+            x = x + gate * self._geglu(name, normal)
+        normal, _ = self._ada_norm(f"{_MODEL}gemma_expert.model.norm", x, cond)
+        return self._linear("action_out_proj", normal)
+
+    def _condition(self, now: Tensor) -> Tensor:
+        """Time -> [D of the expert], the input of every conditioned norm."""
+        count = self.config.expert.width // 2
+        periods = [4e-3 * 1000.0 ** (index / (count - 1)) for index in range(count)]
+        angles = now.double() * 2.0 * math.pi / torch.tensor(periods, dtype=torch.float64)
+        x = torch.cat((angles.sin(), angles.cos())).float().to(self.dtype)
+        for layer in ("time_mlp_in", "time_mlp_out"):
+            x = self._linear(layer, x)
+            x = x * torch.sigmoid(x)
+        return x
+
+    def _ada_norm(self, name: str, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
+        scale, shift, gate = self._linear(f"{name}.dense", cond).chunk(3)
+        return _unit_rms(x, self.config.eps) * (1.0 + scale) + shift, gate
+
+    # ---- shared ---------------------------------------------------------------------------------
+
+    def _qkv(
+        self, name: str, sizes: GemmaConfig, x: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [M, heads, d] and k [M, d], both turned to their positions; v [M, d]."""
+        q, k, v = (self._linear(f"{name}self_attn.{part}_proj", x) for part in "qkv")
+        q = q.reshape(-1, sizes.heads, sizes.head_dim)
+        return self._turn(q, positions), self._turn(k[:, None], positions)[:, 0], v
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        frequency = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = positions[:, None].double() * frequency
+        cos, sin = (
+            part.to(self.dtype).repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin())
+        )
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+    def _mix(self, name: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.einsum("ihd,jd->hij", q, k) / math.sqrt(q.shape[-1]) + bias
+        mixed = torch.einsum("hij,jd->ihd", scores.softmax(dim=-1), v)
+        return self._linear(name + "self_attn.o_proj", mixed.flatten(1))
+
+    def _geglu(self, name: str, x: Tensor) -> Tensor:
+        gate, up = self._linear(name + "mlp.gate_proj", x), self._linear(name + "mlp.up_proj", x)
+        return self._linear(name + "mlp.down_proj", _gelu(gate) * up)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        y = x @ self._get(name + ".weight").t()
+        has_bias = name.startswith(("action_", "time_")) or any(
+            part in name for part in ("vision_tower", "multi_modal_projector", ".dense")
+        )
+        return y + self._get(name + ".bias") if has_bias else y
+
+    def _get(self, name: str) -> Tensor:
+        if "gemma_expert" not in name and not name.startswith(("action_", "time_")):
+            return self._source.get(name).to(self.dtype)
+        if name not in self._expert_cache:  # read again in every step
+            self._expert_cache[name] = self._source.get(name).to(self.dtype)
+        return self._expert_cache[name]
+
+
+def _standardise(x: Tensor, eps: float) -> Tensor:
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / torch.sqrt((centred**2).mean(dim=-1, keepdim=True) + eps)
+
+
+def _unit_rms(x: Tensor, eps: float) -> Tensor:
+    return x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + eps)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))

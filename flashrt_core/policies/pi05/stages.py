@@ -1,0 +1,233 @@
+"""The stages of π0.5 over ops, written once for every device, precision and shape.
+
+A body runs once, at capture, with the buffers of the contract. It contains no decision that depends
+on data: what changes between decisions (images, prompt, its length, noise) is read from buffers
+when the ops run. Exact algebra used here: absent cameras and the prompt's padding take no part, the
+last trunk layer makes keys and values only, everything that depends on the step is a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from ...contract import Contract, ShapeKey
+from ...gemm import linear
+from ...kernels.action_in import action_in
+from ...kernels.action_out_euler import action_out_euler
+from ...kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
+from ...kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
+from ...kernels.attention import attention
+from ...kernels.copy_rows import copy_rows
+from ...kernels.embed_rows import embed_rows
+from ...kernels.geglu_linear import geglu_linear
+from ...kernels.image_patches import image_patches
+from ...kernels.layer_norm import layer_norm
+from ...kernels.linear_gated_residual import linear_gated_residual
+from ...kernels.offset_count import offset_count
+from ...kernels.op import Lane
+from ...kernels.qkv_rope_kv import qkv_rope_kv
+from ...kernels.rms_norm import rms_norm
+from ...kernels.rope_rows import rope_rows
+from .config import SLOTS, Pi05Config
+from .contract import image_input
+from .schedule import step_size
+
+Buffers = Mapping[str, Tensor]
+Body = Callable[[Lane, Buffers], None]
+
+
+def make_body(config: Pi05Config, contract: Contract, stage: str, shape: ShapeKey) -> Body:
+    """The body of a stage for one shape; ContractError on an unknown stage."""
+    contract.stage(stage)
+    names = {spec.name for spec in contract.inputs}
+    images = tuple(name for name in map(image_input, SLOTS) if name in names)
+    bodies: dict[str, Body] = {
+        "prompt": lambda lane, buffers: prompt(lane, buffers, config, shape),
+        "context": lambda lane, buffers: context(lane, buffers, config, shape, images),
+        "action": lambda lane, buffers: action(lane, buffers, config, shape),
+    }
+    return bodies[stage]
+
+
+def prompt(lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey) -> None:
+    """Token ids -> scaled embedding rows, prefix length, rotary rows of the chunk behind it."""
+    bucket, length = shape.prompt_tokens, buffers["prompt_length"]
+    embed_rows(
+        lane,
+        buffers["prompt_tokens"][:bucket],
+        length,
+        buffers["trunk.embedding"],
+        buffers["prompt_embedding"][:bucket],
+        scale=config.embed_scale,
+    )
+    image_rows = shape.views * config.view_tokens
+    offset_count(lane, length, buffers["prefix_length"], offset=image_rows)
+    rope_rows(lane, buffers["prefix_length"], buffers["expert_rope"], theta=config.rope_theta)
+
+
+def context(
+    lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey, images: tuple[str, ...]
+) -> None:
+    """Images and prompt rows -> keys and values of the prefix, layer by layer."""
+    image_rows = shape.views * config.view_tokens
+    rows = image_rows + shape.prompt_tokens
+    x = buffers["trunk_x"][:rows]  # [S, D]
+    vision(lane, buffers, config, images, x[:image_rows])
+    copy_rows(lane, buffers["prompt_embedding"][: shape.prompt_tokens], x[image_rows:])
+    for layer in range(config.trunk.depth - 1):
+        trunk_layer(lane, buffers, config, layer, rows)
+    trunk_last_layer(lane, buffers, config, rows)
+
+
+def vision(
+    lane: Lane, buffers: Buffers, config: Pi05Config, images: tuple[str, ...], out: Tensor
+) -> None:
+    """Image tower over all views at once; ``out`` [V T, D of the trunk]."""
+    tokens = config.view_tokens
+    patches, x = buffers["vision_patches"], buffers["vision_x"]
+    for view, name in enumerate(images):
+        run = slice(view * tokens, (view + 1) * tokens)
+        image_patches(lane, buffers[name], patches[run], patch=config.patch)
+    linear(
+        lane,
+        patches,
+        buffers["vision.patch_weight"],
+        buffers["vision.patch_bias"],
+        x,
+        residual=buffers["vision.position"],
+    )
+    for layer in range(config.vision.depth):
+        vision_layer(lane, buffers, config, layer, len(images))
+    normal = buffers["vision_normal"]
+    gain, offset = buffers["vision.post_norm_weight"], buffers["vision.post_norm_bias"]
+    layer_norm(lane, x, gain, offset, normal, eps=config.eps)
+    linear(lane, normal, buffers["projector.weight"], buffers["projector.bias"], out)
+
+
+def vision_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, views: int) -> None:
+    """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
+    heads, head_dim = config.vision.heads, config.vision.head_dim
+    x, normal = buffers["vision_x"], buffers["vision_normal"]
+    qkv, mixed, hidden = buffers["vision_qkv"], buffers["vision_mixed"], buffers["vision_hidden"]
+
+    def part(name: str) -> tuple[Tensor, Tensor]:
+        return buffers[f"vision.{name}_weight"][layer], buffers[f"vision.{name}_bias"][layer]
+
+    layer_norm(lane, x, *part("norm1"), normal, eps=config.eps)
+    linear(lane, normal, *part("qkv"), qkv)
+    q, k, v = qkv.view(-1, 3, heads, head_dim).unbind(1)  # each [V T, heads, head_dim]
+    attention(lane, q, k, v, mixed, scale=head_dim**-0.5, segments=views)
+    linear(lane, mixed, *part("out"), x, residual=x)
+    layer_norm(lane, x, *part("norm2"), normal, eps=config.eps)
+    linear(lane, normal, *part("fc1"), hidden, activation="gelu_tanh")
+    linear(lane, hidden, *part("fc2"), x, residual=x)
+
+
+def trunk_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, rows: int) -> None:
+    """One full prefix layer; writes its K/V rows and the residual stream."""
+    sizes = config.trunk
+    x, normal, qkv, q, mixed, hidden = (
+        buffers[f"trunk_{name}"][:rows] for name in ("x", "normal", "qkv", "q", "mixed", "hidden")
+    )
+    k, v = buffers["kv"][layer, 0, :rows], buffers["kv"][layer, 1, :rows]  # [S, d]
+    rms_norm(lane, x, buffers["trunk.norm1_weight"][layer], normal, eps=config.eps)
+    linear(lane, normal, buffers["trunk.qkv_weight"][layer], None, qkv)
+    rope = buffers["trunk.rope"][:rows]
+    qkv_rope_kv(lane, qkv, rope, q, k, v, head_dim=sizes.head_dim)
+    attention(
+        lane,
+        q.view(rows, sizes.heads, sizes.head_dim),
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        mixed,
+        scale=sizes.head_dim**-0.5,
+        prefix_length=buffers["prefix_length"],
+        prefix_rows=rows,
+    )
+    linear(lane, mixed, buffers["trunk.out_weight"][layer], None, x, residual=x)
+    rms_norm(lane, x, buffers["trunk.norm2_weight"][layer], normal, eps=config.eps)
+    geglu_linear(lane, normal, buffers["trunk.gate_up_weight"][layer], hidden)
+    linear(lane, hidden, buffers["trunk.down_weight"][layer], None, x, residual=x)
+
+
+def trunk_last_layer(lane: Lane, buffers: Buffers, config: Pi05Config, rows: int) -> None:
+    """Keys and values of the last layer; nothing else of it is ever read."""
+    last, head_dim = config.trunk.depth - 1, config.trunk.head_dim
+    x, normal = buffers["trunk_x"][:rows], buffers["trunk_normal"][:rows]
+    kv = buffers["trunk_qkv"][:rows, : 2 * head_dim]
+    rms_norm(lane, x, buffers["trunk.norm1_weight"][last], normal, eps=config.eps)
+    linear(lane, normal, buffers["trunk.last_kv_weight"], None, kv)
+    k, v = buffers["kv"][last, 0, :rows], buffers["kv"][last, 1, :rows]
+    qkv_rope_kv(lane, kv, buffers["trunk.rope"][:rows], None, k, v, head_dim=head_dim)
+
+
+def action(lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey) -> None:
+    """N Euler steps from the noise window to the action window; the noise stays as it is."""
+    x, sample, out = buffers["expert_x"], buffers["noise"], buffers["actions"]  # [H, D], [H, A]
+    prefix_rows = shape.views * config.view_tokens + shape.prompt_tokens
+    last = config.norms - 1
+    for step in range(shape.steps):
+        table = buffers["expert.modulation"][step]  # [norms, 3, D]
+        weight, bias = buffers["expert.action_in_weight"], buffers["expert.action_in_bias"]
+        action_in(lane, sample, weight, bias, x)
+        for layer in range(config.expert.depth):
+            norms = table[2 * layer : 2 * layer + 2]
+            expert_layer(lane, buffers, config, layer, norms, prefix_rows)
+        action_out_euler(
+            lane,
+            x,
+            table[last, 0],
+            table[last, 1],
+            buffers["expert.action_out_weight"],
+            buffers["expert.action_out_bias"],
+            sample,
+            out,
+            dt=step_size(shape.steps),
+            eps=config.eps,
+        )
+        sample = out
+
+
+def expert_layer(
+    lane: Lane,
+    buffers: Buffers,
+    config: Pi05Config,
+    layer: int,
+    norms: Tensor,
+    prefix_rows: int,
+) -> None:
+    """One layer of one step, five ops; ``norms`` [2, 3, D]: scale, shift, gate of both norms."""
+    sizes, horizon = config.expert, config.horizon
+    x, q = buffers["expert_x"], buffers["expert_q"]
+    mixed, hidden = buffers["expert_mixed"], buffers["expert_hidden"]
+    k, v = buffers["kv"][layer, 0], buffers["kv"][layer, 1]
+    rows = prefix_rows + horizon
+    ada_rms_norm_qkv_rope_kv(
+        lane,
+        x,
+        norms[0, 0],
+        norms[0, 1],
+        buffers["expert.qkv_weight"][layer],
+        buffers["expert_rope"],
+        q,
+        k[prefix_rows:rows],
+        v[prefix_rows:rows],
+        head_dim=sizes.head_dim,
+        eps=config.eps,
+    )
+    attention(
+        lane,
+        q.view(horizon, sizes.heads, sizes.head_dim),
+        k[:rows].unsqueeze(1),
+        v[:rows].unsqueeze(1),
+        mixed,
+        scale=sizes.head_dim**-0.5,
+        prefix_length=buffers["prefix_length"],
+        prefix_rows=prefix_rows,
+    )
+    linear_gated_residual(lane, mixed, buffers["expert.out_weight"][layer], norms[0, 2], x)
+    gate_up = buffers["expert.gate_up_weight"][layer]
+    ada_rms_norm_geglu(lane, x, norms[1, 0], norms[1, 1], gate_up, hidden, eps=config.eps)
+    linear_gated_residual(lane, hidden, buffers["expert.down_weight"][layer], norms[1, 2], x)

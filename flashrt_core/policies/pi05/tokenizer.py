@@ -1,0 +1,67 @@
+"""SentencePiece text encoding, from the small model that ships or from a file."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from ...errors import InputError, OptionError
+
+
+class Tokenizer:
+    """Text to token ids.
+
+    Args:
+        path: a SentencePiece model file; None for the one that ships (1024 pieces, byte fallback),
+            which fits random weights only: a trained network knows its own tokenizer.
+
+    Raises:
+        OptionError: the file is missing, is no SentencePiece model, or has no begin-of-text piece.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.name = "tiny" if path is None else str(path)
+        try:
+            model = (
+                files(__package__).joinpath("tiny_tokenizer.model") if path is None else path
+            ).read_bytes()
+        except OSError as error:
+            raise OptionError(
+                "option 'tokenizer'",
+                expected="a SentencePiece model file",
+                got=f"{self.name!r} ({error.strerror or error})",
+            ) from error
+        self._processor: Any = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise OptionError(
+                "option 'tokenizer'",
+                expected="a SentencePiece model file",
+                got=f"{self.name!r}, {len(model)} bytes that do not parse",
+            ) from error
+        self.bos = int(self._processor.bos_id())
+        if self.bos < 0:
+            raise OptionError(
+                "option 'tokenizer'", expected="a model with a begin-of-text piece", got=self.name
+            )
+
+    @property
+    def vocab(self) -> int:
+        """Number of pieces; ids are below it."""
+        return int(self._processor.vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, without begin or end; InputError when it is no valid Unicode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                "prompt",
+                expected="valid Unicode text",
+                got=f"a lone surrogate at character {error.start}",
+            ) from error
+        return list(self._processor.EncodeAsIds(text))

@@ -1,0 +1,121 @@
+"""Trains the small SentencePiece model that ships with the π0.5 policy, from the text below.
+
+The real tokenizer is PaliGemma's. This one has its shape (same special ids, byte fallback, no
+normalisation, no dummy prefix) at 1/250 of the size, for demos and tests with random weights.
+
+Run: python tools/train_tiny_tokenizer.py [OUTPUT]
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import sentencepiece
+
+VOCAB = 1024
+OUTPUT = Path(__file__).parent.parent / "flashrt_core/policies/pi05/tiny_tokenizer.model"
+
+
+def _split(text: str) -> list[str]:
+    return text.split("|")
+
+
+VERBS = _split(
+    "pick up|place|put|push|pull|lift|lower|open|close|turn on|turn off|stack|pour|wipe|fold|"
+    "move|grasp|release|insert|rotate|slide|press|hand over|sort|hang|unplug|plug in|screw|"
+    "unscrew|stir|sweep|clean|load|unload|bring|take|drop|hold|shake|align|reach for|"
+    "point at|collect|fetch"
+)
+COLOURS = _split(
+    "red|blue|green|yellow|black|white|orange|purple|grey|brown|pink|silver|transparent|"
+    "wooden|small|large|empty|full|left|right|upper|lower|first|second|third|nearest"
+)
+OBJECTS = _split(
+    "block|cube|cup|mug|bowl|plate|spoon|fork|knife|bottle|can|box|lid|pot|pan|kettle|drawer|"
+    "door|cabinet|shelf|basket|tray|towel|cloth|shirt|sock|book|pen|marker|eraser|tape|"
+    "screwdriver|hammer|wrench|bolt|nut|gear|cable|plug|socket|switch|button|lever|handle|"
+    "knob|faucet|sponge|brush|banana|apple|lemon|carrot|potato|onion|tomato|bread|cheese|"
+    "milk|butter|soup|sauce|toy|ball|puzzle piece|battery|phone|charger|lamp|chair|stool|bin|"
+    "bag|envelope|package|part|tool"
+)
+PLACES = _split(
+    "on the table|in the box|into the drawer|on the plate|next to the bowl|behind the cup|"
+    "in front of the camera|on top of the shelf|under the lamp|inside the cabinet|"
+    "at the corner|to the robot base|over the sink|between the two blocks|on the conveyor|"
+    "in the dishwasher|onto the stove|beside the microwave|toward the edge|"
+    "away from the person|back to its place"
+)
+ENDINGS = _split(
+    "||| and then stop| slowly| carefully| with both arms| with the left gripper|"
+    " without spilling| and close it| before the timer ends| after that return home| please|"
+    " again| until it clicks"
+)
+TASKS = _split(
+    "the quick check of every joint and sensor is done before the robot starts to work|"
+    "when the object is not visible wait for the next image and look around|"
+    "if you can not find it ask for help|keep the gripper level while you carry the water|"
+    "make a cup of coffee|set the table for dinner|tidy up the kitchen|pack the groceries|"
+    "assemble the gearbox|sort the laundry by colour|water the plants|change the battery|"
+    "this is a test of the emergency stop"
+)
+
+
+def sentences() -> Iterator[str]:
+    """Instructions, and prompts as the policy writes them; the same on every run."""
+    generator = random.Random(20240501)
+    for index in range(12000):
+        task = (
+            generator.choice(TASKS)
+            if index % 12 == 0
+            else f"{generator.choice(VERBS)} the {generator.choice(COLOURS)} "
+            f"{generator.choice(OBJECTS)} {generator.choice(PLACES)}{generator.choice(ENDINGS)}"
+        )
+        yield task.capitalize() if index % 5 == 0 else task
+        # Every bin as often as every other, so that each becomes one piece; without the semicolon
+        # behind the state, so that none becomes one piece with it.
+        state = [str((index * 8 + offset) % 256) for offset in range(8)]
+        state.insert(index % 9, "-1")
+        yield f"Task: {task}, State: {' '.join(state)}"
+        yield "Action: "
+    yield from (chr(code) for code in range(33, 127))
+
+
+def train() -> bytes:
+    """The serialised model."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=sentences(),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=VOCAB,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        split_by_unicode_script=False,
+        user_defined_symbols=["\n"],
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def main() -> None:
+    """Writes the model and says how large it is."""
+    output = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
+    model = train()
+    output.write_bytes(model)
+    print(f"{output}: {len(model)} bytes, {VOCAB} pieces")
+
+
+if __name__ == "__main__":
+    main()
