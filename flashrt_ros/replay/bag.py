@@ -1,0 +1,210 @@
+"""Read a rosbag2 (sqlite3 or mcap, compressed or split) as raw messages, with errors in one line.
+
+Messages stay serialised: the player hands the CDR bytes on as they were recorded. Nothing here
+needs ROS.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rosbags.rosbag2 import Reader
+
+from flashrt_core.errors import OptionError
+
+from .parameter_file import NodeInput
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of a bag: message type and count."""
+
+    name: str
+    msgtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """A recorded message: when it was recorded (ns) and its CDR bytes."""
+
+    topic: str
+    time_ns: int
+    data: bytes
+
+    @property
+    def stamp_ns(self) -> int:
+        """``header.stamp`` of a message that begins with a std_msgs/Header, in ns."""
+        order = "<" if self.data[1] & 1 else ">"
+        sec, nanosec = struct.unpack_from(order + "iI", self.data, 4)
+        return int(sec) * 1_000_000_000 + int(nanosec)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A topic of the bag and the input that it feeds."""
+
+    topic: str
+    input: NodeInput
+
+
+class Bag:
+    """An opened recording; use as a context manager.
+
+    Raises:
+        OptionError: no such bag, not a rosbag2, damaged, or empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader = _open(path)
+        self.topics: dict[str, Topic] = {}
+        for connection in self._reader.connections:
+            known = self.topics.get(connection.topic)
+            count = connection.msgcount + (known.count if known else 0)
+            self.topics[connection.topic] = Topic(connection.topic, connection.msgtype, count)
+        self.message_count = self._reader.message_count
+        if self.message_count == 0:
+            self._reader.close()
+            raise OptionError(f"bag '{path}'", expected="messages", got="none, it is empty")
+        self.start_ns = self._reader.start_time
+        self.end_ns = self._reader.end_time
+
+    @property
+    def seconds(self) -> float:
+        """Recorded time from the first to the last message."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._reader.close()
+
+    def messages(self, topics: Collection[str]) -> Iterator[Message]:
+        """The messages of ``topics`` in recorded order.
+
+        Raises:
+            OptionError: the storage turns out to be damaged on the way.
+        """
+        wanted = [c for c in self._reader.connections if c.topic in topics]
+        if not wanted:
+            return
+        count = 0
+        try:
+            for connection, time_ns, data in self._reader.messages(wanted):
+                count += 1
+                yield Message(connection.topic, time_ns, bytes(data))
+        except (GeneratorExit, OptionError):
+            raise
+        except Exception as error:  # every storage and codec of rosbags has its own family
+            raise OptionError(
+                f"bag '{self.path}'",
+                expected="readable messages",
+                got=f"{type(error).__name__} after {count} of them: {error}",
+                remedy="recover it with 'ros2 bag reindex', or record it again",
+            ) from error
+
+    def describe(self) -> str:
+        """The topics of the bag in one line, for messages."""
+        return ", ".join(
+            f"{topic.name} ({topic.msgtype}, {topic.count})" for topic in self.topics.values()
+        )
+
+    def routes(
+        self, inputs: Sequence[NodeInput], source: Path, remaps: Mapping[str, str] | None = None
+    ) -> tuple[Route, ...]:
+        """Which topic of the bag feeds which input.
+
+        Args:
+            inputs: what the node subscribes to.
+            source: the parameter file, for messages.
+            remaps: topic of the bag -> topic of the node.
+
+        Raises:
+            OptionError: an input whose topic the bag lacks, holds no message of, or holds with
+                another type; a remap of a topic that the bag lacks.
+        """
+        played_as = dict(remaps or {})
+        for name in played_as:
+            if name not in self.topics:
+                raise OptionError(
+                    f"remap of '{name}'",
+                    expected=f"a topic of the bag: {self.describe()}",
+                    got="none",
+                )
+        by_target = {target: name for name, target in played_as.items()}
+        routes = []
+        for needed in inputs:
+            # A topic that is remapped away no longer feeds the input of its own name.
+            own = "" if needed.topic in played_as else needed.topic
+            name = by_target.get(needed.topic, own)
+            topic = self.topics.get(name)
+            if topic is None or topic.count == 0:
+                state = "none of it" if topic else "no such topic"
+                raise OptionError(
+                    f"topic '{needed.topic}' of input '{needed.name}' in bag '{self.path}'",
+                    expected="recorded messages",
+                    got=f"{state}; the bag has {self.describe()}",
+                    remedy=f"set '{needed.parameter}' in {source}, or add "
+                    f"--remap BAG_TOPIC:={needed.topic}",
+                )
+            if topic.msgtype != needed.msgtype:
+                raise OptionError(
+                    f"topic '{name}' of input '{needed.name}' in bag '{self.path}'",
+                    expected=needed.msgtype,
+                    got=topic.msgtype,
+                    remedy=_type_remedy(needed, topic.msgtype, source),
+                )
+            routes.append(Route(name, needed))
+        return tuple(routes)
+
+
+def _type_remedy(needed: NodeInput, got: str, source: Path) -> str:
+    if {needed.msgtype, got} == {"sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"}:
+        value = str(got.endswith("CompressedImage")).lower()
+        return f"set 'camera.{needed.name}.compressed: {value}' in {source}"
+    return f"set '{needed.parameter}' in {source} to a topic of that type"
+
+
+def _open(path: Path) -> Reader:
+    if not path.exists():
+        raise OptionError(f"bag '{path}'", expected="a rosbag2 folder or file", got="nothing there")
+    if path.is_dir() and not (path / "metadata.yaml").is_file():
+        storage = sorted(p.name for p in path.iterdir() if p.suffix in (".mcap", ".db3"))
+        raise OptionError(
+            f"bag '{path}'",
+            expected="a rosbag2 folder with metadata.yaml",
+            got="none in it",
+            remedy=f"give the file {path / storage[0]} itself, or run 'ros2 bag reindex'"
+            if storage
+            else "give the folder that 'ros2 bag record' wrote",
+        )
+    if path.is_file() and path.suffix not in (".mcap", ".db3"):
+        raise OptionError(
+            f"bag '{path}'",
+            expected="a rosbag2 folder, an .mcap or a .db3 file",
+            got=f"a '{path.suffix or path.name}' file",
+            remedy="convert a ROS 1 bag with 'rosbags-convert'" if path.suffix == ".bag" else None,
+        )
+    try:
+        reader = Reader(path)
+        reader.open()
+    except Exception as error:  # every storage and codec of rosbags has its own family
+        raise OptionError(
+            f"bag '{path}'",
+            expected="a readable rosbag2",
+            got=f"{type(error).__name__}: {error}",
+            remedy="recover it with 'ros2 bag reindex', or record it again",
+        ) from error
+    return reader

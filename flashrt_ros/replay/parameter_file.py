@@ -1,0 +1,102 @@
+"""What a parameter file makes the node do and subscribe to, read without starting a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flashrt_core.errors import OptionError
+from flashrt_ros.parameters import JOINTS, NodeConfig, build_config
+
+IMAGE_TYPE = "sensor_msgs/msg/Image"
+COMPRESSED_TYPE = "sensor_msgs/msg/CompressedImage"
+JOINTS_TYPE = "sensor_msgs/msg/JointState"
+
+
+@dataclass(frozen=True)
+class NodeInput:
+    """One subscription of the node.
+
+    Attributes:
+        name: camera key, or ``joints``; what ``~/decide`` calls it.
+        topic: absolute topic name.
+        msgtype: ``package/msg/Name``.
+        parameter: the parameter that holds the topic, for messages.
+    """
+
+    name: str
+    topic: str
+    msgtype: str
+    parameter: str
+
+
+@dataclass(frozen=True)
+class ParameterFile:
+    """A parameter file, and what the node makes of it."""
+
+    path: Path
+    config: NodeConfig
+
+    @property
+    def inputs(self) -> tuple[NodeInput, ...]:
+        """Cameras in declared order, then the joints where the policy gets any."""
+        found = [
+            NodeInput(
+                camera.key,
+                _absolute(camera.topic),
+                COMPRESSED_TYPE if camera.compressed else IMAGE_TYPE,
+                f"camera.{camera.key}.topic",
+            )
+            for camera in self.config.cameras
+        ]
+        if self.config.joints_names:
+            topic = _absolute(self.config.joints_topic)
+            found.append(NodeInput(JOINTS, topic, JOINTS_TYPE, "joints.topic"))
+        return tuple(found)
+
+
+def read_parameters(path: Path, node: str = "policy") -> ParameterFile:
+    """Read a ROS parameter file; the keys that match ``node`` count, later ones win.
+
+    Raises:
+        OptionError: no such file, not YAML, nothing in it for this node, or values that the node
+            would refuse.
+    """
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"parameter file '{path}'", expected="a readable file", got=error
+        ) from None
+    except yaml.YAMLError as error:
+        raise OptionError(f"parameter file '{path}'", expected="YAML", got=error) from None
+    values: dict[str, Any] = {}
+    for key, body in (document if isinstance(document, dict) else {}).items():
+        if str(key) in ("/**", "/*", "/**/" + node, "/" + node, node) and isinstance(body, dict):
+            values.update(_flat(body.get("ros__parameters") or {}))
+    if not values:
+        raise OptionError(
+            f"parameter file '{path}'",
+            expected=f"parameters under '/**: ros__parameters:' or '/{node}: ros__parameters:'",
+            got="none",
+        )
+    try:
+        return ParameterFile(path, build_config(values))
+    except OptionError as error:
+        raise OptionError(f"parameter file '{path}'", got=error) from error
+
+
+def _absolute(topic: str) -> str:
+    return "/" + topic.lstrip("/")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
