@@ -1,0 +1,221 @@
+"""Commands that need no ROS: ``python -m flashrt_core``, and the core part of ``flashrt``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .contract import Contract
+from .errors import FlashRTError
+from .load import Description, LoadOptions, describe
+from .specs import BufferSpec, Role
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+USER_ERROR = 2  # exit status of everything that the user can put right; 1 is a failed check
+
+app = typer.Typer(
+    name="flashrt",
+    help="Robot policies on the robot's own hardware, at batch one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    # Keeps `inspect` a subcommand while it is the only one.
+    return
+
+
+@app.command()
+def inspect(
+    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
+    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = LoadOptions.preset,
+    checkpoint: Annotated[
+        str, typer.Option(help="random:<seed> or a path; its digest is in the fingerprint.")
+    ] = LoadOptions.checkpoint,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = LoadOptions.device,
+    precision: Annotated[str, typer.Option(help="Precision plan.")] = LoadOptions.precision,
+    views: Annotated[
+        str, typer.Option(help="Camera slots in use, separated by commas.")
+    ] = ",".join(LoadOptions.views),
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+) -> None:
+    """Show the execution contract of a policy: what goes in, what runs, what a capsule holds."""
+    options = LoadOptions(
+        policy=policy,
+        preset=preset,
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        views=tuple(view.strip() for view in views.split(",") if view.strip()),
+    )
+    description = describe(options)
+    if as_json:
+        print(json.dumps(as_dict(description), indent=2))
+        return
+    console = Console()
+    console.print(render(description, f"{policy}, preset {preset}, {precision}, on {device}"))
+
+
+def as_dict(description: Description) -> dict[str, Any]:
+    """The description as plain values; sizes in elements, offsets and bytes in bytes."""
+    contract = description.contract
+    return {
+        "policy": contract.policy,
+        "shapes": [_fields(key, "views prompt_tokens horizon steps") for key in contract.shapes],
+        "inputs": [
+            _fields(spec, "name buffer shape dtype update rate transform unit doc")
+            for spec in contract.inputs
+        ],
+        "outputs": [_fields(spec, "name buffer shape dtype unit doc") for spec in contract.outputs],
+        "stages": [
+            _fields(spec, "name rate transform reads writes requires doc")
+            for spec in contract.stages
+        ],
+        "buffers": [
+            _fields(spec, "name role shape dtype doc") | {"bytes": spec.nbytes}
+            for spec in contract.buffers
+        ],
+        "bytes": {
+            role.value: _total([b for b in contract.buffers if b.role is role]) for role in Role
+        }
+        | {"total": _total(contract.buffers)},
+        "regions": [
+            {
+                "shape": _fields(key, "views prompt_tokens horizon steps"),
+                "bytes": sum(region.nbytes for region in regions),
+                "regions": [
+                    _fields(r, "name buffer offset row_bytes rows pitch doc") | {"bytes": r.nbytes}
+                    for r in regions
+                ],
+            }
+            for key, regions in contract.regions.items()
+        ],
+        "fingerprint": {
+            "digest": description.fingerprint.digest,
+            "parts": dict(description.fingerprint.parts),
+        },
+    }
+
+
+def _fields(spec: Any, names: str) -> dict[str, Any]:
+    found = {name: getattr(spec, name) for name in names.split()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+    }
+
+
+def render(description: Description, title: str) -> RenderableType:
+    """The description for a terminal."""
+    contract = description.contract
+    fingerprint = _table("fingerprint " + description.fingerprint.digest[:16], "part", "value")
+    for name, value in description.fingerprint.parts.items():
+        fingerprint.add_row(name, f"{value[:16]} ..." if _DIGEST.fullmatch(value) else value)
+    parts: list[RenderableType] = [Text(title, style="bold")]
+    parts += [_windows(contract), _stages(contract), _buffers(contract)]
+    parts += [_regions(contract), fingerprint]
+    return Group(*parts)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="dim", box=SIMPLE_HEAD
+    )
+    for column in columns:
+        whole = column in ("name", "bytes", "shape", "dtype", "rate", "buffer")
+        table.add_column(column, justify="right" if column == "bytes" else "left", no_wrap=whole)
+    return table
+
+
+def _windows(contract: Contract) -> Table:
+    table = _table("inputs and outputs", "name", "shape", "dtype", "update", "rate", "unit")
+    for spec in contract.inputs:
+        update = f"{spec.update} by {spec.transform}" if spec.transform else str(spec.update)
+        table.add_row(spec.name, _shape(spec.shape), spec.dtype, update, spec.rate, spec.unit)
+    table.add_section()
+    for output in contract.outputs:
+        table.add_row(output.name, _shape(output.shape), output.dtype, "read", "", output.unit)
+    return table
+
+
+def _stages(contract: Contract) -> Table:
+    table = _table("stages, in decision order", "name", "rate", "reads", "writes", "requires")
+    for spec in contract.stages:
+        name = f"{spec.name} (transform)" if spec.transform else spec.name
+        reads, writes = (_without_scratch(contract, b) for b in (spec.reads, spec.writes))
+        table.add_row(name, spec.rate, reads, writes, ", ".join(spec.requires))
+        table.add_section()
+    return table
+
+
+def _without_scratch(contract: Contract, names: Sequence[str]) -> str:
+    kept = [name for name in names if contract.buffer(name).role is not Role.SCRATCH]
+    scratch = len(names) - len(kept)
+    return "\n".join(kept) + (f"\nand {scratch} scratch" if scratch else "")
+
+
+def _buffers(contract: Contract) -> Table:
+    table = _table("buffers", "role", "name", "shape", "dtype", "bytes")
+    for role in Role:
+        rows = [spec for spec in contract.buffers if spec.role is role]
+        for spec in rows:
+            table.add_row(role, spec.name, _shape(spec.shape), spec.dtype, _bytes(spec.nbytes))
+        if rows:
+            table.add_row(role, f"{len(rows)} together", "", "", _bytes(_total(rows)), style="bold")
+            table.add_section()
+    return table
+
+
+def _regions(contract: Contract) -> Table:
+    table = _table("regions, what a capsule holds", "name", "buffer", "rows x bytes", "bytes")
+    for key, regions in contract.regions.items():
+        for region in regions:
+            extent = f"{region.rows} x {region.row_bytes}"
+            extent += f", {region.pitch} apart" if region.rows > 1 else ""
+            table.add_row(region.name, region.buffer, extent, _bytes(region.nbytes))
+        total = _bytes(sum(region.nbytes for region in regions))
+        table.add_row(f"for {key}", "", "", total, style="bold")
+        table.add_section()
+    return table
+
+
+def _total(buffers: Iterable[BufferSpec]) -> int:
+    return sum(spec.nbytes for spec in buffers)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,}"
+
+
+def run(application: Callable[[], Any] = app) -> int:
+    """Run the command line; the exit status.
+
+    An error of this package is one line on stderr, never a traceback; any other error is a defect
+    and keeps its traceback.
+    """
+    try:
+        application()
+    except FlashRTError as error:
+        print(f"flashrt: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except KeyboardInterrupt:
+        print("flashrt: interrupted", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,100 @@
+"""The commands that need no ROS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flashrt_core.cli import USER_ERROR, app, run
+from flashrt_core.load import LoadOptions, describe
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(lambda: app(list(arguments)))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_inspect_as_json_says_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "inspect", "pi05", "--json")
+    assert code == 0
+    found = json.loads(out)
+    description = describe(LoadOptions())
+    contract = description.contract
+    assert [b["name"] for b in found["buffers"]] == [b.name for b in contract.buffers]
+    assert found["bytes"]["total"] == sum(b.nbytes for b in contract.buffers)
+    assert sum(v for k, v in found["bytes"].items() if k != "total") == found["bytes"]["total"]
+    stages = {s["name"]: s for s in found["stages"]}
+    assert stages["action"]["requires"] == list(contract.stage("action").requires)
+    assert len(found["regions"]) == len(contract.shapes)
+    first = contract.regions[contract.shapes[0]]
+    assert found["regions"][0]["bytes"] == sum(region.nbytes for region in first)
+    assert found["fingerprint"]["digest"] == description.fingerprint.digest
+    assert found["fingerprint"]["parts"] == dict(description.fingerprint.parts)
+
+
+def test_inspect_as_tables_names_everything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, _ = call(capsys, "inspect", "pi05", "--preset", "tiny")
+    assert code == 0
+    contract = describe(LoadOptions()).contract
+    for spec in (*contract.inputs, *contract.outputs, *contract.stages, *contract.buffers):
+        assert spec.name in out
+    for region in contract.regions[contract.shapes[-1]]:
+        assert region.name in out
+        assert f"{region.nbytes:,}" in out
+
+
+def test_options_change_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys, "inspect", "--views", "base_0_rgb", "--json")
+    one = json.loads(out)
+    assert {shape["views"] for shape in one["shapes"]} == {1}
+    assert [i["name"] for i in one["inputs"] if i["name"].startswith("image.")] == [
+        "image.base_0_rgb"
+    ]
+    _, out, _ = call(capsys, "inspect", "--preset", "base", "--precision", "bf16", "--json")
+    base = json.loads(out)
+    assert base["bytes"]["static"] > 1000 * one["bytes"]["static"]
+    assert base["fingerprint"]["digest"] != one["fingerprint"]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["pi06"], "pi06"),
+        (["pi05", "--preset", "huge"], "huge"),
+        (["pi05", "--precision", "int1"], "int1"),
+        (["pi05", "--views", "rear"], "rear"),
+        (["pi05", "--checkpoint", "random:x"], "random:x"),
+        (["pi05", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_user_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], names: str
+) -> None:
+    code, out, err = call(capsys, "inspect", *arguments)
+    assert code == USER_ERROR == 2
+    assert out == ""
+    assert err.startswith("flashrt: error: ") and err.count("\n") == 1
+    assert names in err
+
+
+def test_other_errors_are_not_hidden() -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(broken)
+
+
+def test_the_module_runs_and_rejects_unknown_options() -> None:
+    command = [sys.executable, "-m", "flashrt_core", "inspect"]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "--precision" in done.stdout
+    done = subprocess.run([*command, "--colour"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
