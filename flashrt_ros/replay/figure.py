@@ -1,0 +1,171 @@
+"""The figure of a run: latency over time by part, its distribution, ages, and the parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no display on a robot or in CI
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from .records import PARTS, TimingRecord
+from .report import unique
+
+# Okabe-Ito: told apart with any colour vision, and in print.
+_COLOURS = {"ingest": "#56B4E9", "context": "#0072B2", "action": "#E69F00", "publish": "#009E73"}
+_INK, _FAINT, _AGE, _ALARM = "#22303C", "#7A8793", "#CC79A7", "#D55E00"
+_STYLE: Any = {
+    "font.size": 11,
+    "axes.edgecolor": "#C4CCD4",
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": _INK,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "grid.color": "#E6EAEE",
+    "legend.frameon": False,
+}
+
+
+def write_results(
+    stem: Path, report: Mapping[str, Any], timings: Sequence[TimingRecord], subtitle: str
+) -> None:
+    """Write ``<stem>.json`` and, where there were decisions, ``<stem>.png``."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
+    if timings:
+        draw(stem.with_suffix(".png"), report, timings, subtitle)
+
+
+def draw(
+    path: Path, report: Mapping[str, Any], timings: Sequence[TimingRecord], subtitle: str
+) -> None:
+    """Write ``path`` (PNG, 1400 x 700).
+
+    Args:
+        path: file to write.
+        report: what :func:`~flashrt_ros.replay.report.summarise` returned.
+        timings: the timing records of the run; at least one.
+        subtitle: what ran where.
+    """
+    records = unique(timings)
+    with plt.rc_context(_STYLE):
+        figure = plt.figure(figsize=(14, 7), dpi=100, facecolor="white")
+        grid = figure.add_gridspec(
+            2, 2, width_ratios=(2.5, 1), height_ratios=(2.1, 1), hspace=0.36, wspace=0.13,
+            left=0.055, right=0.975, top=0.85, bottom=0.085,
+        )  # fmt: skip
+        over_time = figure.add_subplot(grid[0, 0])
+        spread = figure.add_subplot(grid[0, 1])
+        age = figure.add_subplot(grid[1, 0], sharex=over_time)
+        parts = figure.add_subplot(grid[1, 1])
+        seconds = np.array([r.received_ns - records[0].received_ns for r in records]) / 1e9
+        _draw_over_time(over_time, seconds, records)
+        _draw_spread(spread, records, report)
+        _draw_age(age, seconds, records)
+        _draw_parts(parts, report)
+        figure.text(0.055, 0.945, _title(report), fontsize=16, fontweight="bold")
+        figure.text(0.055, 0.908, subtitle, fontsize=10.5, color=_FAINT)
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    total = report["latency_ms"]["total"]
+    shape = " x ".join(map(str, report["chunk_shape"]))
+    return (
+        f"{report['policy']}: {report['decisions']} decisions of {shape} actions, "
+        f"{total['p50']:.1f} ms each (p99 {total['p99']:.1f} ms)"
+    )
+
+
+def _draw_over_time(axes: Axes, seconds: np.ndarray, records: Sequence[TimingRecord]) -> None:
+    layers = [np.array([r.parts_ms[part] for r in records]) for part in PARTS]
+    total = np.array([r.total_ms for r in records])
+    axes.stackplot(
+        seconds, *layers, labels=PARTS, colors=[_COLOURS[p] for p in PARTS], alpha=0.9, linewidth=0
+    )
+    axes.plot(seconds, total, color=_INK, linewidth=1.1, label="total")
+    top = _frame_top(total)
+    for moment, value in zip(seconds[total > top], total[total > top], strict=True):
+        axes.plot(moment, top * 0.985, "^", color=_ALARM, ms=6, clip_on=False)
+        axes.annotate(
+            f"{value:.0f} ms", (moment, top * 0.985), (7, -4), textcoords="offset points",
+            fontsize=9.5, color=_ALARM,
+        )  # fmt: skip
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, max(float(seconds[-1]), 1e-3))
+    axes.set_ylabel("ms")
+    axes.set_title("latency of each decision, by part")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.tick_params(labelbottom=False)
+    axes.legend(loc="upper left", ncols=5, fontsize=10, handlelength=1.1, columnspacing=1.2)
+
+
+def _draw_spread(axes: Axes, records: Sequence[TimingRecord], report: Mapping[str, Any]) -> None:
+    total = np.array([r.total_ms for r in records])
+    top = _frame_top(total)
+    inside = total[total <= top]
+    bins = np.linspace(float(inside.min()), float(inside.max()) + 1e-6, 33).tolist()
+    axes.hist(inside, bins=bins, color="#9DB2C6", edgecolor="white", linewidth=0.6)
+    stats = report["latency_ms"]["total"]
+    for key, style in (("p50", "-"), ("p95", "--"), ("p99", ":")):
+        shown = min(stats[key], top)
+        axes.axvline(shown, color=_INK, lw=1.3, ls=style, label=f"{key}  {stats[key]:.2f} ms")
+    left = len(total) - len(inside)
+    axes.set_title("distribution of the total")
+    axes.set_xlabel("ms" + (f"  ({left} slower, up to {stats['max']:.0f} ms)" if left else ""))
+    axes.set_ylabel("decisions")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend above the bars
+    axes.legend(
+        loc="upper right", fontsize=10, handlelength=1.6, frameon=True, framealpha=1.0,
+        edgecolor="none", borderpad=0.2,
+    )  # fmt: skip
+
+
+def _frame_top(total: np.ndarray) -> float:
+    """Upper end of the latency axes: one slow decision must not flatten the rest."""
+    return max(float(np.percentile(total, 99)) * 1.35, float(np.median(total)) * 1.6)
+
+
+def _draw_age(axes: Axes, seconds: np.ndarray, records: Sequence[TimingRecord]) -> None:
+    age = np.array([r.age_ms for r in records])
+    axes.fill_between(seconds, 0, age, color=_AGE, alpha=0.25, linewidth=0)
+    axes.plot(seconds, age, color=_AGE, linewidth=1.2)
+    axes.set_ylim(min(0.0, float(age.min()) * 1.1), max(float(age.max()) * 1.2, 1.0))
+    axes.set_ylabel("ms")
+    axes.set_xlabel("seconds of the run")
+    axes.set_title("age of the oldest input when the chunk was published")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+
+
+def _draw_parts(axes: Axes, report: Mapping[str, Any]) -> None:
+    latency = report["latency_ms"]
+    height = np.arange(len(PARTS))[::-1]
+    middle = np.array([latency[part]["p50"] for part in PARTS])
+    slow = np.array([latency[part]["p99"] for part in PARTS])
+    axes.barh(height, middle, color=[_COLOURS[p] for p in PARTS], height=0.62)
+    axes.hlines(height, middle, slow, color=_INK, linewidth=1.1)
+    axes.plot(slow, height, "|", color=_INK, ms=8)
+    widest = max(float(slow.max()), 1e-6)
+    for y, p50, p99 in zip(height, middle, slow, strict=True):
+        axes.text(p99 + 0.03 * widest, y, f"{p50:.2f} | {p99:.2f}", va="center", fontsize=10)
+    axes.set_xlim(0, widest * 1.42)
+    axes.set_yticks(height, PARTS)
+    axes.tick_params(axis="y", length=0, colors=_INK)
+    axes.set_xlabel("ms", labelpad=1)
+    axes.set_title("parts, p50 | p99")

@@ -1,0 +1,189 @@
+"""From the records of a run to its report: a JSON-ready dict and a table."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .counters import node_counts
+from .records import PARTS, ChunkRecord, RunRecord, TimingRecord
+
+PERCENTILES = (50, 95, 99)
+
+Record = TypeVar("Record", ChunkRecord, TimingRecord)
+
+
+def statistics(values: Iterable[float]) -> dict[str, float]:
+    """p50, p95, p99, mean and max, rounded to a microsecond's worth; empty for no values."""
+    data = np.asarray(list(values), np.float64)
+    if data.size == 0:
+        return {}
+    found = {f"p{p}": float(np.percentile(data, p)) for p in PERCENTILES}
+    found |= {"mean": float(data.mean()), "max": float(data.max())}
+    return {key: round(value, 4) for key, value in found.items()}
+
+
+def summarise(run: RunRecord) -> dict[str, Any]:
+    """The report of a run; plain values that ``json.dump`` takes.
+
+    Latencies and ages are in ms, rates in Hz; ``chunk_jump`` is in the units of each action.
+    """
+    chunks, timings = unique(run.chunks), unique(run.timings)
+    counts = node_counts(run.diagnostics, run.play.sent)
+    missing = gaps(chunks)
+    latency = {part: statistics(t.parts_ms[part] for t in timings) for part in PARTS}
+    latency["total"] = statistics(t.total_ms for t in timings)
+    lost = counts.lost | ({"action_chunk": missing} if missing else {})
+    return {
+        "bag": run.bag,
+        "parameters": run.parameters,
+        "mode": run.mode,
+        "rate": run.rate,
+        "recorded_seconds": round(run.recorded_seconds, 3),
+        "decisions": len(chunks),
+        "chunk_shape": list(chunks[0].actions.shape) if chunks else [],
+        "action_names": list(chunks[0].names) if chunks else [],
+        "policy": chunks[0].policy if chunks else "",
+        "fingerprint": chunks[0].fingerprint if chunks else "",
+        "latency_ms": latency,
+        "observation_age_ms": statistics(t.age_ms for t in timings),
+        "decision_interval_ms": statistics(_intervals_ms(chunks)),
+        "chunk_jump": chunk_jumps(chunks),
+        "dropped": sum(lost.values()),
+        "dropped_by_input": lost,
+        "refused": sum(counts.refused.values()),
+        "refused_by_reason": counts.refused,
+        "player": {
+            "sent": dict(run.play.sent),
+            "seconds": round(run.play.seconds, 3),
+            "late_ms": statistics(run.play.late_ms),
+        },
+    }
+
+
+def unique(records: Sequence[Record]) -> list[Record]:
+    """One record a (session, sequence), the first, in order of sequence."""
+    found: dict[tuple[str, int], Record] = {}
+    for record in records:
+        found.setdefault((record.session, record.sequence), record)
+    return [found[key] for key in sorted(found)]
+
+
+def gaps(chunks: Sequence[ChunkRecord]) -> int:
+    """How many sequence numbers are missing between the first and last chunk of each session."""
+    missing = 0
+    for _, group in itertools.groupby(chunks, key=lambda chunk: chunk.session):
+        numbers = [chunk.sequence for chunk in group]
+        missing += numbers[-1] - numbers[0] + 1 - len(numbers)
+    return missing
+
+
+def chunk_jumps(chunks: Sequence[ChunkRecord]) -> dict[str, dict[str, float]]:
+    """How far each action jumps where a chunk replaces its predecessor: |new - old|, per action.
+
+    Compared at the time of the new chunk's first action, with the predecessor interpolated there;
+    pairs that do not overlap in time are left out.
+    """
+    jumps: list[NDArray[np.float64]] = []
+    for old, new in itertools.pairwise(chunks):
+        if old.session != new.session or old.actions.shape != new.actions.shape or old.dt_ns <= 0:
+            continue
+        row = (new.first_action_ns - old.first_action_ns) / old.dt_ns
+        if 0 <= row <= len(old.actions) - 1:
+            low = min(int(row), len(old.actions) - 2) if len(old.actions) > 1 else 0
+            high = min(low + 1, len(old.actions) - 1)
+            held = old.actions[low] + (row - low) * (old.actions[high] - old.actions[low])
+            jumps.append(np.abs(new.actions[0].astype(np.float64) - held))
+    if not jumps:
+        return {}
+    columns = np.stack(jumps).T
+    return {name: statistics(column) for name, column in zip(chunks[0].names, columns, strict=True)}
+
+
+def _intervals_ms(chunks: Sequence[ChunkRecord]) -> list[float]:
+    return [(b.received_ns - a.received_ns) / 1e6 for a, b in itertools.pairwise(chunks)]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "architecture": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else []:
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what took part."""
+    found = {"python": platform.python_version()}
+    for name in ("flashrt-ros", "torch", "numpy", "rosbags", "rclpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # rclpy of a distribution, a checkout that was not installed
+    found["ros_distro"] = os.environ.get("ROS_DISTRO", "") or _wheels_distro()
+    return {name: version for name, version in found.items() if version}
+
+
+def _wheels_distro() -> str:
+    for distro in ("kilted", "jazzy"):
+        try:
+            metadata.version(f"ros-{distro}-rclpy")
+        except metadata.PackageNotFoundError:
+            continue
+        return distro
+    return ""
+
+
+def render(report: Mapping[str, Any], checks: Mapping[str, bool] | None = None) -> RenderableType:
+    """The report for a terminal."""
+    table = Table(title="latency of a decision, ms", title_justify="left", header_style="bold")
+    table.add_column("part")
+    for column in ("p50", "p95", "p99", "max"):
+        table.add_column(column, justify="right")
+    rows = [*report["latency_ms"].items(), ("observation age", report["observation_age_ms"])]
+    for name, values in rows:
+        if name == "observation age":
+            table.add_section()
+        cells = [f"{values[c]:.2f}" if values else "-" for c in ("p50", "p95", "p99", "max")]
+        table.add_row(name, *cells, style="bold" if name == "total" else None)
+    facts = Table.grid(padding=(0, 2))
+    shape = " x ".join(map(str, report["chunk_shape"])) or "none"
+    facts.add_row("decisions", f"{report['decisions']}, chunks of {shape}")
+    facts.add_row("dropped", _counted(report["dropped"], report["dropped_by_input"]))
+    facts.add_row("refused", _counted(report["refused"], report["refused_by_reason"]))
+    if report["player"]["late_ms"]:
+        late = report["player"]["late_ms"]
+        sent = sum(report["player"]["sent"].values())
+        facts.add_row(
+            "player", f"{sent} messages, late by p50 {late['p50']:.2f}, p99 {late['p99']:.2f} ms"
+        )
+    for name, passed in (checks or {}).items():
+        mark = Text("yes", style="green") if passed else Text("NO", style="bold red")
+        facts.add_row(name.replace("_", " "), mark)
+    return Group(table, facts)
+
+
+def _counted(total: int, parts: Mapping[str, int]) -> str:
+    named = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+    return f"{total} ({named})" if named else str(total)

@@ -1,0 +1,150 @@
+"""Runs of a bag through the node: at recorded timing, or step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .bag import Bag, Route
+from .client import PolicyClient
+from .node_process import NodeProcess
+from .parameter_file import ParameterFile
+from .player import Player
+from .progress import Phase
+from .records import ChunkRecord, PlayRecord, RunRecord
+from .report import statistics
+from .step import Stepper, steps
+
+# Step mode decides this often where the parameter file decides on request only.
+_DEFAULT_HZ = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is replayed through which node.
+
+    Attributes:
+        parameters: the node's parameter file.
+        log: file for the output of the node process.
+        seed: overrides the file's seed where given.
+        remaps: topic of the bag -> topic of the node.
+        overrides: further parameters that count more than the file.
+    """
+
+    parameters: ParameterFile
+    log: Path
+    seed: int | None = None
+    remaps: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    """An active node and what drives it."""
+
+    process: NodeProcess
+    client: PolicyClient
+    player: Player
+    routes: tuple[Route, ...]
+
+
+@contextmanager
+def live_node(bag: Bag, settings: Settings, **overrides: object) -> Iterator[LiveNode]:
+    """The node of ``settings`` as its own process, active, its clock at the start of the bag.
+
+    Raises:
+        OptionError: the bag does not hold what the parameter file asks for.
+        NodeStartError: the node ended or refused, with its own reason.
+    """
+    routes = bag.routes(settings.parameters.inputs, settings.parameters.path, settings.remaps)
+    given: dict[str, object] = {"use_sim_time": True, **settings.overrides, **overrides}
+    if settings.seed is not None:
+        given["seed"] = settings.seed
+    with (
+        NodeProcess(settings.parameters.path, settings.log, given) as process,
+        PolicyClient("/policy") as client,
+    ):
+        client.watch = process.check
+        player = Player(client.node, bag, routes)
+        process.wait_ready(client)
+        # A node whose clock stands at zero would see its first tick as a jump of decades.
+        player.start_clock(bag.start_ns)
+        process.configure(client)
+        process.activate(client)
+        player.wait_for_subscribers()
+        yield LiveNode(process, client, player, routes)
+
+
+def run_timed(bag: Bag, settings: Settings, rate: float, phase: Phase) -> RunRecord:
+    """Play ``bag`` at ``rate`` times its timing while the node decides at its own rate."""
+    with live_node(bag, settings) as live:
+        client = live.client
+
+        def show(seconds: float) -> None:
+            recent = statistics(t.total_ms for t in client.timings[-50:])
+            note = f"{len(client.chunks)} decisions"
+            phase(seconds / bag.seconds, note + (f", {recent['p50']:.1f} ms" if recent else ""))
+
+        def ended() -> bool:
+            live.process.check()
+            return False
+
+        played = live.player.play(rate, show, ended)
+        _collect(live)
+        return _record(bag, settings, "timed", rate, live, played)
+
+
+def run_steps(
+    bag: Bag,
+    settings: Settings,
+    phase: Phase,
+    limit: int | None = None,
+    then: Callable[[LiveNode], None] = lambda live: None,
+) -> tuple[RunRecord, list[ChunkRecord]]:
+    """Decide step by step through ``bag``, at most ``limit`` times.
+
+    Returns the record, and the chunks as the node answered them. ``then`` is called with the node
+    still active.
+    """
+    start = time.monotonic()
+    rate_hz = settings.parameters.config.rate_hz or _DEFAULT_HZ
+    total = limit or max(1, int(bag.seconds * rate_hz))
+    with live_node(bag, settings, rate_hz=0.0) as live:
+        chunks = Stepper(live.client, live.player).run(
+            steps(bag, live.routes, rate_hz),
+            limit,
+            lambda count, _: phase(count / total, f"{count} decisions"),
+        )
+        then(live)
+        _collect(live)
+        played = PlayRecord(dict(live.player.sent), time.monotonic() - start)
+        return _record(bag, settings, "step", 0.0, live, played), chunks
+
+
+def _collect(live: LiveNode) -> None:
+    """Stop deciding, then wait for the counters of the whole run to arrive."""
+    time.sleep(0.2)  # the last decision and its messages are still on their way
+    live.client.deactivate()
+    seen = live.client.diagnostics_count
+    limit = time.monotonic() + 3.0
+    while live.client.diagnostics_count == seen and time.monotonic() < limit:
+        time.sleep(0.02)
+
+
+def _record(
+    bag: Bag, settings: Settings, mode: str, rate: float, live: LiveNode, played: PlayRecord
+) -> RunRecord:
+    return RunRecord(
+        bag=str(bag.path),
+        parameters=str(settings.parameters.path),
+        mode=mode,
+        rate=rate,
+        recorded_seconds=bag.seconds,
+        chunks=tuple(live.client.chunks),
+        timings=tuple(live.client.timings),
+        play=played,
+        diagnostics={name: dict(values) for name, values in live.client.diagnostics.items()},
+    )

@@ -1,0 +1,153 @@
+"""The report's numbers on known data, and a figure that shows something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import image as mpimage
+from rich.console import Console
+
+from flashrt_ros.replay.figure import write_results
+from flashrt_ros.replay.records import (
+    PARTS,
+    ChunkRecord,
+    PlayRecord,
+    RunRecord,
+    TimingRecord,
+)
+from flashrt_ros.replay.report import (
+    chunk_jumps,
+    gaps,
+    machine,
+    render,
+    statistics,
+    summarise,
+    unique,
+    versions,
+)
+
+MS = 1_000_000
+
+
+def chunk(sequence: int, actions: Sequence[Sequence[float]], first_ms: int = 0) -> ChunkRecord:
+    return ChunkRecord(
+        session="main",
+        sequence=sequence,
+        stamp_ns=first_ms * MS,
+        oldest_ns=first_ms * MS,
+        first_action_ns=first_ms * MS,
+        dt_ns=20 * MS,
+        age_ms=30.0,
+        received_ns=sequence * 100 * MS,
+        names=("a", "b"),
+        policy="pi05",
+        fingerprint="f" * 64,
+        actions=np.array(actions, np.float32),
+    )
+
+
+def timing(sequence: int, total: float, age: float = 30.0) -> TimingRecord:
+    parts = dict(zip(PARTS, (0.1 * total, 0.5 * total, 0.3 * total, 0.05 * total), strict=True))
+    return TimingRecord("main", sequence, 0, parts, total, age, sequence * 100 * MS)
+
+
+def run_of(
+    chunks: Sequence[ChunkRecord], timings: Sequence[TimingRecord], **fields: object
+) -> RunRecord:
+    given = {
+        "bag": "bag",
+        "parameters": "p.yaml",
+        "mode": "timed",
+        "rate": 1.0,
+        "recorded_seconds": 2.0,
+        "play": PlayRecord({"base": 60}, 2.0, [0.1, 0.2, 0.3]),
+        **fields,
+    }
+    return RunRecord(chunks=chunks, timings=timings, **given)
+
+
+def test_statistics_of_known_values() -> None:
+    found = statistics(range(1, 101))
+    assert found == pytest.approx(
+        {"p50": 50.5, "p95": 95.05, "p99": 99.01, "mean": 50.5, "max": 100.0}
+    )
+    assert statistics([]) == {}
+    assert statistics([4.0])["p99"] == 4.0
+
+
+def test_summary_of_known_decisions() -> None:
+    chunks = [chunk(i, [[i, 0], [i, 0], [i, 0]]) for i in range(20)]
+    timings = [timing(i, 10.0 + i, age=2.0 * i) for i in range(20)]
+    report = summarise(run_of(chunks, timings))
+    assert report["decisions"] == 20
+    assert report["chunk_shape"] == [3, 2]
+    assert report["latency_ms"]["total"]["p50"] == pytest.approx(19.5)
+    assert report["latency_ms"]["total"]["max"] == pytest.approx(29.0)
+    assert report["latency_ms"]["context"]["p50"] == pytest.approx(0.5 * 19.5)
+    assert report["observation_age_ms"]["max"] == pytest.approx(38.0)
+    assert report["decision_interval_ms"]["p99"] == pytest.approx(100.0)
+    assert set(report["latency_ms"]) == {*PARTS, "total"}
+    assert (report["dropped"], report["refused"]) == (0, 0)
+    json.dumps(report)
+
+
+def test_lost_chunks_are_counted_and_repeated_ones_are_not() -> None:
+    chunks = [chunk(i, [[0, 0]]) for i in (3, 4, 4, 7, 9)]
+    assert gaps(unique(chunks)) == 3  # 5, 6 and 8
+    report = summarise(run_of(chunks, []))
+    assert report["decisions"] == 4
+    assert report["dropped"] == 3
+    assert report["dropped_by_input"] == {"action_chunk": 3}
+
+
+def test_jump_between_chunks_is_measured_at_the_same_moment() -> None:
+    # The old chunk ramps 0, 1, 2, 3 at 20 ms; at 30 ms it stands at 1.5.
+    old = chunk(0, [[0, 5], [1, 5], [2, 5], [3, 5]], first_ms=0)
+    new = chunk(1, [[1.75, 4], [0, 0], [0, 0], [0, 0]], first_ms=30)
+    jumps = chunk_jumps([old, new])
+    assert jumps["a"]["max"] == pytest.approx(0.25)
+    assert jumps["b"]["max"] == pytest.approx(1.0)
+    late = chunk(2, [[9, 9]] * 4, first_ms=500)
+    assert chunk_jumps([old, late]) == {}, "chunks that do not overlap have no common moment"
+
+
+def test_terminal_table_and_versions() -> None:
+    report = summarise(run_of([chunk(0, [[1, 2]])], [timing(0, 12.5)]))
+    text = StringIO()
+    checks = {"full_equals_split": True, "capsule_bit_exact": False}
+    Console(file=text, width=100).print(render(report, checks))
+    for part in (*PARTS, "total", "12.50", "observation age", "1 x 2", "yes", "NO"):
+        assert part in text.getvalue()
+    assert {"python", "numpy", "torch"} <= set(versions())
+    assert machine()["cores"] >= 1
+
+
+def test_a_run_without_decisions_still_reports(tmp_path: Path) -> None:
+    report = summarise(run_of([], []))
+    Console(file=StringIO()).print(render(report))
+    write_results(tmp_path / "r", report, [], "nothing")
+    assert json.loads((tmp_path / "r.json").read_text())["decisions"] == 0
+    assert not (tmp_path / "r.png").exists()
+
+
+def test_figure_shows_the_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    chunks = [chunk(i, [[0, 0]]) for i in range(60)]
+    fast = [timing(i, 10.0 + rng.gamma(2, 0.5), 20 + rng.uniform(0, 9)) for i in range(60)]
+    slow = [timing(i, 40.0 + rng.gamma(2, 9.0), 20 + rng.uniform(0, 9)) for i in range(60)]
+    pictures = []
+    for name, timings in (("fast", fast), ("slow", slow)):
+        report = summarise(run_of(chunks, timings))
+        write_results(tmp_path / name, report, timings, "on this machine")
+        pictures.append(mpimage.imread(tmp_path / f"{name}.png")[:, :, :3])
+    for picture in pictures:
+        assert picture.shape == (700, 1400, 3)
+        blank = (picture > 0.99).all(axis=2).mean()
+        assert 0.3 < blank < 0.9, "neither empty nor full"
+        assert len(np.unique((picture * 255).astype(np.uint8).reshape(-1, 3), axis=0)) > 50
+    assert (np.abs(pictures[0] - pictures[1]).max(axis=2) > 0.1).mean() > 0.05
