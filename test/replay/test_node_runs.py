@@ -260,11 +260,11 @@ def test_stopping_a_node_ends_its_process(
             process.check()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_takes_its_node_along(
     record: Callable[..., Path], parameter_path: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    bag = record(seconds=20.0, width=16, height=16)
+    bag = record(seconds=15.0, width=8, height=8)
     command = [sys.executable, "-m", "flashrt_ros.cli", "replay", str(bag)]
     command += ["--params", str(parameter_path), "--out", str(tmp_path)]
     log = tmp_path / "replay_node.log"
