@@ -231,7 +231,8 @@ class JointsInput(Input):
             raise RefusedError(
                 "size", f"expected {len(came)} positions, one a name, got {len(positions)}"
             )
-        values = np.array([positions[i] for i in order], np.float32)
+        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and is refused below
+            values = np.array([positions[i] for i in order], np.float32)
         if not np.isfinite(values).all():
             bad = [n for n, v in zip(self.names, values, strict=True) if not np.isfinite(v)]
             raise RefusedError("not finite", f"position of {', '.join(bad)} is NaN or infinite")
