@@ -128,6 +128,7 @@ class Diagnostics:
             "unstamped": counters.unstamped,
             "incompatible_publishers": counters.incompatible,
             "refused": sum(refused.values()),
+            "last_refusal": counters.last_refusal,
         }
         values |= {f"refused.{reason.replace(' ', '_')}": n for reason, n in refused.items()}
         if item.select(now_ns) is None:

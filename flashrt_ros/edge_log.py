@@ -59,7 +59,7 @@ class EdgeLog:
         with self._lock:
             entry = self._open.pop(key, None)
         if entry is not None:
-            self._logger.info(f"{key}: fine again after {entry.count} times")
+            self._logger.info(f"{key}: over, seen {entry.count} times")
 
     def settle(self) -> None:
         """End the conditions that were not seen for a while; call about once a second."""

@@ -56,6 +56,12 @@ class InputCounters:
     unstamped: int = 0
     incompatible: int = 0  # publishers whose QoS or type does not fit the subscription
     refused: Counter[str] = field(default_factory=Counter)
+    last_refusal: str = ""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Count a refusal and remember its words."""
+        self.refused[refusal.reason] += 1
+        self.last_refusal = f"{refusal.reason}: {refusal.text}"
 
 
 class RefusedError(Exception):
@@ -93,7 +99,7 @@ class Input(ABC):
         except RefusedError as error:
             with self._lock:
                 self.counters.received += 1
-                self.counters.refused[error.refusal.reason] += 1
+                self.counters.refuse(error.refusal)
             return error.refusal
         return None
 
@@ -116,7 +122,7 @@ class Input(ABC):
         """Refuse an accepted sample afterwards: its content turned out to be unusable."""
         with self._lock:
             self.counters.accepted -= 1
-            self.counters.refused[refusal.reason] += 1
+            self.counters.refuse(refusal)
             if sample in self._samples:
                 self._samples.remove(sample)
 

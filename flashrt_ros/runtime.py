@@ -253,9 +253,8 @@ class Runtime:
             self.node.log_exception("decision", error)
 
     def _on_refusal(self, item: Input, refusal: Refusal) -> None:
-        key = f"input '{item.name}' ({item.topic})"
-        self.edge_log.problem(key, f"message refused ({refusal.reason}): {refusal.text}",
-                              refusal.reason)  # fmt: skip
+        key = f"input '{item.name}' ({item.topic}) refuses messages, {refusal.reason}"
+        self.edge_log.problem(key, refusal.text)
 
     def _on_incompatible(self, item: Input, what: str) -> None:
         item.counters.incompatible += 1

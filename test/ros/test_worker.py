@@ -118,7 +118,7 @@ def test_a_lasting_problem_is_two_lines() -> None:
     assert edges.open_problems() == {"front": "encoding"}
     now[0] += 5.1
     edges.settle()
-    assert log.lines[1:] == ["I front: fine again after 100 times"]
+    assert log.lines[1:] == ["I front: over, seen 100 times"]
     assert edges.open_problems() == {}
     edges.problem("front", "again", "encoding")
     assert log.lines[-1] == "W front: again"

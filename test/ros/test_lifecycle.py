@@ -1,0 +1,200 @@
+"""The node driven through its lifecycle from another process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from flashrt_ros.srv import (
+    Decide,
+    DropCapsule,
+    ForkSession,
+    ListCapsules,
+    RestoreCapsule,
+    SaveCapsule,
+    SetPrompt,
+)
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import GetAvailableTransitions
+from rcl_interfaces.msg import Parameter as ParameterMessage
+from rcl_interfaces.msg import ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+
+from .harness import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Robot, wait_until
+
+pytestmark = pytest.mark.ros
+WRONG_STATE = 80
+SERVICES = {
+    "save_capsule": SaveCapsule,
+    "restore_capsule": RestoreCapsule,
+    "fork_session": ForkSession,
+    "list_capsules": ListCapsules,
+    "drop_capsule": DropCapsule,
+    "set_prompt": SetPrompt,
+    "decide": Decide,
+}
+
+
+def wrong_state(robot: Robot, names: list[str], state: str) -> None:
+    for name in names:
+        response = robot.call(SERVICES[name], name, 5.0)
+        assert response.error_code == WRONG_STATE, name
+        assert f"service ~/{name}" in response.error_msg
+        assert response.error_msg.endswith(f"got {state}")
+
+
+def set_parameter(robot: Robot, name: str, value: ParameterValue) -> Any:
+    request = [ParameterMessage(name=name, value=value)]
+    return robot.call(SetParameters, "set_parameters", parameters=request).results[0]
+
+
+def double(value: float) -> ParameterValue:
+    return ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value)
+
+
+def test_every_transition_and_what_each_state_does(start: Callable[..., Robot]) -> None:
+    robot = start(rate_hz=20.0)
+    wrong_state(robot, list(SERVICES), "unconfigured")
+    assert robot.state() == "unconfigured"
+    assert not robot.change(ACTIVATE), "an impossible transition is answered, not fatal"
+    assert robot.change(CONFIGURE) and robot.state() == "inactive"
+    robot.feed("front", "joints")
+    wrong_state(robot, ["decide"], "inactive")
+    assert robot.call(ListCapsules, "list_capsules").live_sessions == ["main"]
+    refused = set_parameter(robot, "rate_hz", double(5.0))
+    assert not refused.successful and "read-only until cleanup" in refused.reason
+
+    first = run_active(robot)
+    assert robot.chunks == [], "nothing left the node after deactivate was answered"
+    second = run_active(robot)
+    assert (first[0].sequence, second[0].sequence) == (0, 0), "each activation starts at decision 0"
+
+    assert robot.change(CLEANUP) and robot.state() == "unconfigured"
+    assert robot.part("input front") != {}
+    wait_until(lambda: robot.fresh_part("node")["state"] == "unconfigured")
+    assert "policy: input front" not in robot.diagnostics, "cleanup leaves no input behind"
+    wrong_state(robot, ["list_capsules"], "unconfigured")
+    assert set_parameter(robot, "rate_hz", double(15.0)).successful
+    assert robot.change(CONFIGURE), robot.target.log
+    assert robot.change(Transition.TRANSITION_INACTIVE_SHUTDOWN)
+    assert robot.state() == "finalized"
+    wrong_state(robot, ["decide", "save_capsule"], "finalized")
+    assert robot.call(GetAvailableTransitions, "get_available_transitions") is not None
+    assert robot.target.stop() == 0
+    assert "Traceback" not in robot.target.log
+
+
+def run_active(robot: Robot) -> list[Any]:
+    """Activate, take some chunks, deactivate; the chunks."""
+    robot.chunks.clear()
+    assert robot.change(ACTIVATE) and robot.state() == "active"
+    robot.wait_chunks(3)
+    assert robot.change(DEACTIVATE) and robot.state() == "inactive"
+    time.sleep(0.05)  # what was sent before the answer may still be on its way
+    taken = list(robot.chunks)
+    robot.chunks.clear()
+    time.sleep(0.3)
+    return taken
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_active_ends_the_process_in_order(
+    start: Callable[..., Robot], number: signal.Signals
+) -> None:
+    robot = start(rate_hz=20.0)
+    robot.bring_up()
+    robot.feed("front", "joints")
+    robot.wait_chunks(2)
+    begin = time.monotonic()
+    assert robot.target.stop(number) == 0, robot.target.log
+    assert time.monotonic() - begin < 5.0
+    assert "Traceback" not in robot.target.log and "left behind" not in robot.target.log
+
+
+def test_a_failed_configure_is_explained_and_can_be_repaired(start: Callable[..., Robot]) -> None:
+    robot = start(rate_hz="fast", camera__front__max_agee=1.0)
+    assert not robot.change(CONFIGURE)
+    assert robot.state() == "unconfigured"
+    robot.wait_log("configure failed: parameter 'rate_hz': expected float, got 'fast' (string)")
+    node = robot.fresh_part("node")
+    assert node["mistyped_parameters"] == "1" and node["configure_failures"] == "1"
+    assert node["unknown_parameters"] == "1"
+    assert node["unknown_parameter_names"] == "camera.front.max_agee"
+    assert robot.levels["policy: node"][0] == 2
+    assert "'rate_hz'" in robot.levels["policy: node"][1]
+    assert set_parameter(robot, "rate_hz", double(30.0)).successful
+
+    text = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value="nowhere")
+    assert set_parameter(robot, "camera.front.slot", text).successful
+    assert not robot.change(CONFIGURE), "the policy has no such view: loading fails half-way"
+    robot.wait_log("expected at least one of ['base_0_rgb'")
+    text.string_value = "base_0_rgb"
+    assert set_parameter(robot, "camera.front.slot", text).successful
+
+    text = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value="cuda")
+    assert set_parameter(robot, "device", text).successful
+    if not robot.change(CONFIGURE):  # a machine without a GPU: one clear line, then the CPU works
+        robot.wait_log("configure failed: device 'cuda'")
+        text.string_value = "cpu"
+        assert set_parameter(robot, "device", text).successful
+        assert robot.change(CONFIGURE), robot.target.log
+    robot.wait_log("'camera.front.max_agee' is unknown and has no effect; did you mean")
+    assert robot.change(ACTIVATE)
+    robot.feed("front", "joints")
+    robot.wait_chunks(2)
+    assert robot.target.stop() == 0
+    assert "Traceback" not in robot.target.log
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "very " * 2000}, "prompt"),
+        ({"camera__front__topic": "no topic!"}, "topic 'no topic!' of input 'front'"),
+        ({"norm_stats": "/does/not/exist.json"}, "/does/not/exist.json"),
+    ],
+    ids=["empty prompt", "long prompt", "topic name", "missing file"],
+)
+def test_other_reasons_not_to_configure(
+    start: Callable[..., Robot], changes: dict[str, Any], message: str
+) -> None:
+    """One process for all: what failed is mended between the attempts by a fresh node."""
+    robot = start(**changes)
+    assert not robot.change(CONFIGURE)
+    assert robot.state() == "unconfigured"
+    assert message in robot.fresh_part("node")["last_failure"]
+    assert robot.target.stop() == 0
+    assert "Traceback" not in robot.target.log
+
+
+def test_a_parameter_file_that_does_not_parse_is_one_line(start: Callable[..., Robot]) -> None:
+    robot = start(action__dt_s=[0, 1.5])
+    assert robot.target.process.wait(30) == 1
+    log = robot.target.log
+    assert log.startswith("policy_node: ") and len(log.strip().splitlines()) == 1
+
+
+def test_two_nodes_of_one_name(start: Callable[..., Robot]) -> None:
+    first = start(rate_hz=20.0)
+    first.bring_up()
+    first.feed("front", "joints")
+    first.wait_chunks(2)
+    second = start(namespace=first.target.namespace)
+    wait_until(lambda: first.part("node").get("nodes_of_this_name") == "2", 20.0)
+    assert first.levels["policy: node"] == (2, f"2 nodes are called '{first.target.name}'")
+    # Both nodes get the request; the active one cannot configure, the new one must refuse.
+    assert not second.change(CONFIGURE)
+    second.wait_log(f"configure failed: node name '{first.target.name}': expected one node")
+    assert "-r __node:=NAME" in second.target.log
+    assert first.target.alive and second.target.alive
+    first.wait_chunks(2)
+    assert second.target.stop() == 0
+    wait_until(lambda: first.fresh_part("node")["nodes_of_this_name"] == "1", 15.0)
+    assert first.target.stop() == 0
