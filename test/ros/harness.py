@@ -179,7 +179,7 @@ class Robot:
             client = self._clients[name] = self.node.create_client(
                 kind, f"{self.target.name}/{name}"
             )
-        assert client.wait_for_service(timeout_sec=30.0), f"no {name}:\n{self.target.log}"
+        wait_until(lambda: client.service_is_ready() or not self.target.alive, 60.0, f"~/{name}")
         future = client.call_async(kind.Request(**fields))
         wait_until(lambda: future.done() or not self.target.alive, timeout_s, f"answer of {name}")
         assert future.done(), f"the node died in {name}:\n{self.target.log}"
