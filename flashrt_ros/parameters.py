@@ -106,7 +106,8 @@ TABLE: tuple[Param, ...] = (
         " missing.", choices=("cpu", "cuda"),
     ),
     Param("precision", "string", "fp32", "Precision plan of the stages: `fp32` or `bf16`."),
-    Param("prompt", "string", "", "Instruction at configure; ~/set_prompt changes it later."),
+    Param("prompt", "string", "", "Instruction at configure; ~/set_prompt changes it. Empty: there"
+          " is none, and no decision, until ~/set_prompt gives one."),
     Param(
         "rate_hz", "float", 10.0, "Decisions per second while active; 0 decides only on ~/decide.",
         unit="Hz", bounds=(0.0, 1000.0),

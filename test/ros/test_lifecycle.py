@@ -58,6 +58,10 @@ def double(value: float) -> ParameterValue:
     return ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value)
 
 
+def string(value: str) -> ParameterValue:
+    return ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=value)
+
+
 def test_every_transition_and_what_each_state_does(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz=20.0)
     wrong_state(robot, list(SERVICES), "unconfigured")
@@ -130,19 +134,15 @@ def test_a_failed_configure_is_explained_and_can_be_repaired(start: Callable[...
     assert "'rate_hz'" in robot.levels["policy: node"][1]
     assert set_parameter(robot, "rate_hz", double(30.0)).successful
 
-    text = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value="nowhere")
-    assert set_parameter(robot, "camera.front.slot", text).successful
+    assert set_parameter(robot, "camera.front.slot", string("nowhere")).successful
     assert not robot.change(CONFIGURE), "the policy has no such view: loading fails half-way"
     robot.wait_log("expected at least one of ['base_0_rgb'")
-    text.string_value = "base_0_rgb"
-    assert set_parameter(robot, "camera.front.slot", text).successful
+    assert set_parameter(robot, "camera.front.slot", string("base_0_rgb")).successful
 
-    text = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value="cuda")
-    assert set_parameter(robot, "device", text).successful
+    assert set_parameter(robot, "device", string("cuda")).successful
     if not robot.change(CONFIGURE):  # a machine without a GPU: one clear line, then the CPU works
         robot.wait_log("configure failed: device 'cuda'")
-        text.string_value = "cpu"
-        assert set_parameter(robot, "device", text).successful
+        assert set_parameter(robot, "device", string("cpu")).successful
         assert robot.change(CONFIGURE), robot.target.log
     robot.wait_log("'camera.front.max_agee' is unknown and has no effect; did you mean")
     assert robot.change(ACTIVATE)
@@ -152,24 +152,35 @@ def test_a_failed_configure_is_explained_and_can_be_repaired(start: Callable[...
     assert "Traceback" not in robot.target.log
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": "very " * 2000}, "prompt"),
-        ({"camera__front__topic": "no topic!"}, "topic 'no topic!' of input 'front'"),
-        ({"norm_stats": "/does/not/exist.json"}, "/does/not/exist.json"),
-    ],
-    ids=["empty prompt", "long prompt", "topic name", "missing file"],
-)
-def test_other_reasons_not_to_configure(
-    start: Callable[..., Robot], changes: dict[str, Any], message: str
-) -> None:
-    """One process for all: what failed is mended between the attempts by a fresh node."""
-    robot = start(**changes)
-    assert not robot.change(CONFIGURE)
-    assert robot.state() == "unconfigured"
-    assert message in robot.fresh_part("node")["last_failure"]
+def test_every_reason_not_to_configure_leaves_a_node_that_can(start: Callable[..., Robot]) -> None:
+    robot = start(prompt="   ")
+    reasons = [
+        ("prompt", "very " * 2000, "wave", "prompt"),
+        ("camera.front.topic", "no topic!", "front", "topic 'no topic!' of input 'front'"),
+        ("norm_stats", "/does/not/exist.json", "", "/does/not/exist.json"),
+        ("camera.front.encoding", "rgb9", "rgb8", "parameter 'camera.front.encoding'"),
+        ("policy", "pi99", "pi05", "pi99"),
+        ("preset", "giant", "tiny", "giant"),
+        ("checkpoint", "/no/such/checkpoint", "random:0", "/no/such/checkpoint"),
+    ]
+    assert not robot.change(CONFIGURE), "a prompt of blanks"
+    assert "prompt" in robot.fresh_part("node")["last_failure"]
+    for name, bad, good, message in reasons:
+        assert set_parameter(robot, name, string(bad)).successful
+        assert not robot.change(CONFIGURE), name
+        assert robot.state() == "unconfigured"
+        robot.wait_log(message)
+        assert set_parameter(robot, name, string(good)).successful
+    node = robot.fresh_part("node")
+    assert node["configure_failures"] == str(len(reasons) + 1)
+    assert "/no/such/checkpoint" in node["last_failure"]
+    _, threads, descriptors = robot.target.resources()
+    assert not robot.change(ACTIVATE)
+    for _ in range(3):
+        assert robot.change(CONFIGURE), robot.target.log
+        assert robot.change(CLEANUP)
+    assert robot.target.resources()[1:] == (threads, descriptors), "nothing is left behind"
+    assert robot.fresh_part("node")["last_failure"] == ""
     assert robot.target.stop() == 0
     assert "Traceback" not in robot.target.log
 
