@@ -14,6 +14,7 @@ from typing import Any
 from rclpy.clock import Clock, ClockType, JumpThreshold, TimeJump
 from rclpy.duration import Duration
 from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.exceptions import NameValidationException, ParameterException
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.task import Future
@@ -94,14 +95,15 @@ class Runtime:
         for camera in config.cameras:
             if camera.compressed:
                 images.opencv(f"camera '{camera.key}' (compressed)")
+        self.ingest = Ingest(config, self._on_refusal)
+        for item in self.ingest.inputs.values():
+            release(self.node.destroy_subscription, self._subscribe(item))
+        # Last, because it takes longest: mistakes above show at once.
         self.session: Session = self.worker.call(lambda: load(load_options(config)))
         release(self._close_engine)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
-        self.ingest = Ingest(config, self._on_refusal)
         self.decider = Decider(self.session, self.ingest, config, self._outlet, self.statistics)
-        for item in self.ingest.inputs.values():
-            release(self.node.destroy_subscription, self._subscribe(item))
         jump = JumpThreshold(
             min_forward=None, min_backward=Duration(nanoseconds=-AHEAD_NS), on_clock_change=True
         )
@@ -211,8 +213,8 @@ class Runtime:
                 ),
                 qos_overriding_options=QoSOverridingOptions.with_default_policies(),
             )
-        except (ValueError, RuntimeError) as error:
-            # rclpy's errors for topic names and for QoS override values.
+        except (NameValidationException, ParameterException, RuntimeError) as error:
+            # What rclpy raises for topic names and for types and values of QoS overrides.
             raise OptionError(
                 f"topic '{item.topic}' of input '{item.name}'", got=" ".join(str(error).split())
             ) from error

@@ -57,12 +57,15 @@ ACTIVATE, DEACTIVATE = Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEA
 _numbers = itertools.count(1)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "") -> Any:
+def wait_until(
+    condition: Callable[[], Any], timeout_s: float = 10.0, what: str | Callable[[], str] = ""
+) -> Any:
     """Return the first true value of ``condition``; fail the test after ``timeout_s``."""
     limit = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > limit:
-            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+            text = what() if callable(what) else what or str(condition)
+            raise AssertionError(f"not within {timeout_s} s: {text}")
         time.sleep(0.01)
     return value
 
@@ -254,14 +257,17 @@ class Robot:
 
     def wait_value(self, part: str, key: str, value: Any, timeout_s: float = 8.0) -> None:
         """Wait until diagnostics say ``key: value``."""
-        wait_until(
-            lambda: self.part(part).get(key) == str(value),
-            timeout_s,
-            f"{part}.{key} = {value}, now {self.part(part)}\n{self.target.log}",
-        )
+
+        def failure() -> str:
+            return f"{part}.{key} = {value} in {self.part(part)}\n{self.target.log}"
+
+        wait_until(lambda: self.part(part).get(key) == str(value), timeout_s, failure)
 
     def wait_log(self, text: str, timeout_s: float = 8.0) -> None:
-        wait_until(lambda: text in self.target.log, timeout_s, f"log line '{text}'")
+        def failure() -> str:
+            return f"log line '{text}' in:\n{self.target.log}"
+
+        wait_until(lambda: text in self.target.log, timeout_s, failure)
 
     def wait_chunks(self, more: int, timeout_s: float = 10.0) -> None:
         """Wait for this many further chunks."""
