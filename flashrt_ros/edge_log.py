@@ -11,16 +11,16 @@ from typing import Any
 
 @dataclass
 class _Open:
-    text: str
-    logged: float
+    kind: str
     seen: float
+    announced: bool
     count: int = 1
 
 
 class EdgeLog:
-    """Warns when a condition begins, changes its wording (seldom), and says when it has ended.
+    """Warns when a condition begins or changes, and says when it has ended.
 
-    Usable from any thread.
+    A condition that comes and goes gets a line only so often. Usable from any thread.
 
     Args:
         logger: has ``warning`` and ``info``.
@@ -37,6 +37,7 @@ class EdgeLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
+        self._said: dict[str, float] = {}  # when a condition last got a line
 
     def problem(self, key: str, text: str, kind: str = "") -> None:
         """Condition ``key`` holds. ``kind`` is what must differ for another line, default text."""
@@ -44,21 +45,23 @@ class EdgeLog:
         now = self._clock()
         with self._lock:
             entry = self._open.get(key)
-            if entry is not None:
+            may_say = now - self._said.get(key, -self._quiet_s) >= self._quiet_s
+            if entry is None:
+                entry = self._open[key] = _Open(kind, now, announced=False)
+            else:
                 entry.seen = now
                 entry.count += 1
-                if entry.text == kind or now - entry.logged < self._quiet_s:
-                    return
-                entry.text, entry.logged = kind, now
-            else:
-                self._open[key] = _Open(kind, now, now)
+                may_say = may_say and not (entry.announced and entry.kind == kind)
+            if not may_say:
+                return
+            entry.kind, entry.announced, self._said[key] = kind, True, now
         self._logger.warning(f"{key}: {text}")
 
     def clear(self, key: str) -> None:
-        """Condition ``key`` has ended."""
+        """Condition ``key`` has ended; said only if its beginning was."""
         with self._lock:
             entry = self._open.pop(key, None)
-        if entry is not None:
+        if entry is not None and entry.announced:
             self._logger.info(f"{key}: over, seen {entry.count} times")
 
     def settle(self) -> None:
@@ -72,4 +75,4 @@ class EdgeLog:
     def open_problems(self) -> dict[str, str]:
         """What holds now, by key."""
         with self._lock:
-            return {key: entry.text for key, entry in self._open.items()}
+            return {key: entry.kind for key, entry in self._open.items()}

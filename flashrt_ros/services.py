@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.qos import QoSProfile
 
 from flashrt_core.errors import FlashRTError, InputError, SessionError
 from flashrt_core.load import MAIN
@@ -28,6 +29,8 @@ from flashrt_ros.stamps import SECOND, time_message, to_ns
 
 INACTIVE, ACTIVE = "inactive", "active"
 _CONFIGURED = (INACTIVE, ACTIVE)
+# Requests that fit on their way in. ROS's default of 10 loses the rest of a burst without an answer.
+_REQUESTS = 100
 
 Serve = Callable[[Runtime, Any, Any], Awaitable[None]]
 
@@ -62,7 +65,9 @@ class Services:
                 response.error_msg = f"{type(error).__name__} in {name}; see the log of the node"
             return response
 
-        self._node.create_service(kind, name, answer, callback_group=self._group)
+        self._node.create_service(
+            kind, name, answer, callback_group=self._group, qos_profile=QoSProfile(depth=_REQUESTS)
+        )
 
     def _runtime(self, name: str, states: tuple[str, ...]) -> Runtime:
         state, runtime = self._node.state, self._node.runtime

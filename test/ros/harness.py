@@ -175,15 +175,20 @@ class Robot:
 
     # Lifecycle and services
 
-    def call(self, kind: Any, name: str, timeout_s: float = 20.0, **fields: Any) -> Any:
-        """Call ``~/<name>`` of the node and return the response."""
+    def client(self, kind: Any, name: str) -> Any:
+        """A ready client of ``~/<name>``."""
         client = self._clients.get(name)
         if client is None:
-            client = self._clients[name] = self.node.create_client(
-                kind, f"{self.target.name}/{name}"
+            client = self.node.create_client(
+                kind, f"{self.target.name}/{name}", qos_profile=QoSProfile(depth=100)
             )
+            self._clients[name] = client
         wait_until(lambda: client.service_is_ready() or not self.target.alive, 60.0, f"~/{name}")
-        future = client.call_async(kind.Request(**fields))
+        return client
+
+    def call(self, kind: Any, name: str, timeout_s: float = 20.0, /, **fields: Any) -> Any:
+        """Call ``~/<name>`` of the node and return the response."""
+        future = self.client(kind, name).call_async(kind.Request(**fields))
         wait_until(lambda: future.done() or not self.target.alive, timeout_s, f"answer of {name}")
         assert future.done(), f"the node died in {name}:\n{self.target.log}"
         return future.result()

@@ -127,13 +127,19 @@ def test_a_lasting_problem_is_two_lines() -> None:
     assert len(log.lines) == 4
 
 
-def test_alternating_problems_are_throttled() -> None:
+def test_alternating_and_flickering_problems_are_throttled() -> None:
     log, now = Log(), [0.0]
     edges = EdgeLog(log, quiet_s=5.0, clock=lambda: now[0])
-    for k in range(300):
+    for k in range(299):
         now[0] = k / 30
         edges.problem("front", f"kind {k % 2}")
     assert len(log.lines) == 2
+    log.lines.clear()
+    for k in range(299):
+        now[0] = 100.0 + k / 30
+        edges.problem("wrist", "gone")
+        edges.clear("wrist")
+    assert log.lines == ["W wrist: gone", "I wrist: over, seen 1 times"] * 2
 
 
 def timing(ms: float) -> Timing:
