@@ -29,7 +29,7 @@ from flashrt_ros.stamps import SECOND, time_message, to_ns
 
 INACTIVE, ACTIVE = "inactive", "active"
 _CONFIGURED = (INACTIVE, ACTIVE)
-# Requests that fit on their way in. ROS's default of 10 loses the rest of a burst without an answer.
+# Requests that fit on their way in; the default of 10 loses the rest of a burst unanswered.
 _REQUESTS = 100
 
 Serve = Callable[[Runtime, Any, Any], Awaitable[None]]
