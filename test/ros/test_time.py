@@ -1,0 +1,116 @@
+"""Clocks: simulated time, a bag that loops, recorded stamps without simulated time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from rosgraph_msgs.msg import Clock
+
+from flashrt_ros.stamps import time_message, to_ns
+
+from .harness import Robot, image, joint_state, wait_until
+
+pytestmark = pytest.mark.ros
+SECOND = 1_000_000_000
+TICK_S = 0.005
+
+
+class Simulation:
+    """A simulator: /clock at 200 Hz and sensors stamped by it, at ``speed`` times real time.
+
+    Messages of a tick leave before the tick of the clock, as they do from a bag.
+    """
+
+    def __init__(self, robot: Robot, start_ns: int, speed: float) -> None:
+        self._robot = robot
+        self._clock = robot.node.create_publisher(Clock, "/clock", 1)
+        self._step_ns = round(TICK_S * speed * SECOND)
+        self.now_ns = start_ns
+        self.sensors = True
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        ticks, due = 0, time.monotonic()
+        while not self._stop.is_set():
+            now_ns = self.now_ns
+            if self.sensors and ticks % 5 == 0:
+                self._robot.publish("front", image(), now_ns)
+                self._robot.publish("joints", joint_state(), now_ns)
+            self._clock.publish(Clock(clock=time_message(now_ns)))
+            ticks += 1
+            if self.now_ns == now_ns:  # the test may have moved it
+                self.now_ns += self._step_ns
+            due += TICK_S
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+@pytest.fixture
+def simulate() -> Iterator[Callable[..., Simulation]]:
+    running: list[Simulation] = []
+
+    def make(*args: Any) -> Simulation:
+        running.append(Simulation(*args))
+        return running[-1]
+
+    yield make
+    for simulation in running:
+        simulation.close()
+
+
+def test_simulated_time_paces_decisions_and_may_jump_back(
+    start: Callable[..., Robot], simulate: Callable[..., Simulation]
+) -> None:
+    robot = start(sim_time=True, rate_hz=5.0, camera__front__max_age_s=1.0, joints__max_age_s=1.0)
+    robot.bring_up()
+    time.sleep(0.3)
+    assert robot.chunks == [], "the clock does not run: nothing is due"
+    simulation = simulate(robot, 500 * SECOND, 2.0)
+    robot.wait_chunks(10, 20.0)
+    stamps = [to_ns(chunk.header.stamp) for chunk in robot.chunks]
+    assert 500 * SECOND <= stamps[0] < stamps[-1] < 600 * SECOND
+    gaps = [b - a for a, b in zip(stamps, stamps[1:], strict=False)]
+    assert sum(gaps) / len(gaps) == pytest.approx(0.2 * SECOND, rel=0.25), "0.2 s of that time"
+    for chunk in robot.chunks:
+        assert -0.05 * SECOND <= to_ns(chunk.observation_age) < SECOND
+
+    jumps = int(robot.fresh_part("decisions")["clock_jumps"])
+    simulation.now_ns = 500 * SECOND
+    robot.wait_log("the node's clock jumped by -")
+    robot.chunks.clear()
+    robot.wait_chunks(5, 20.0)
+    assert all(to_ns(c.header.stamp) < 510 * SECOND for c in robot.chunks), "the second round"
+    assert int(robot.fresh_part("decisions")["clock_jumps"]) > jumps
+    # The first messages of the new round may overtake its clock and be refused; no more than that.
+    assert int(robot.part("input front")["refused"]) <= 2
+    assert "minute away" not in robot.target.log
+    assert robot.target.stop() == 0
+
+
+def test_recorded_stamps_without_simulated_time_are_explained_once(
+    start: Callable[..., Robot],
+) -> None:
+    robot = start(rate_hz=10.0)
+    robot.bring_up()
+    for k in range(30):
+        robot.publish("front", image(), (1_000 + k) * SECOND)
+        robot.publish("joints", joint_state(), (1_000 + k) * SECOND)
+        time.sleep(0.1)
+    robot.wait_log("set use_sim_time if a recording or a simulator plays")
+    assert robot.target.log.count("use_sim_time") == 1
+    assert robot.chunks == []
+    wait_until(lambda: int(robot.part("decisions")["stale"]) > 10)
+    assert robot.part("input front")["accepted"] == "30"
+    assert robot.target.stop() == 0
