@@ -100,7 +100,8 @@ class Diagnostics:
 
     def _of_decisions(self, runtime: Runtime, statistics: Statistics) -> _Status:
         counts = dict.fromkeys(_COUNTERS, 0) | statistics.counts()
-        rate = self._rates.read({"decisions": counts["decisions"]})["decisions"]
+        rates = self._rates.read({k: counts[k] for k in ("decisions", "deadline_missed")})
+        rate = rates["decisions"]
         values: dict[str, Any] = {"rate_hz": rate, "wanted_rate_hz": runtime.config.rate_hz}
         values |= counts
         values |= {"waiting_jobs": runtime.worker.waiting}
@@ -109,6 +110,9 @@ class Diagnostics:
         problem = self._node.edge_log.open_problems().get("decisions")
         if problem:
             return _Status(ERROR, problem, values)
+        if rates["deadline_missed"] > 0.0:
+            wanted = runtime.config.rate_hz
+            return _Status(WARN, f"{rate:.1f} Hz, too slow for {wanted:g} Hz", values)
         return _Status(OK, f"{rate:.1f} Hz", values)
 
     def _of_input(self, item: Input, now_ns: int) -> _Status:
@@ -125,6 +129,7 @@ class Diagnostics:
             "accepted": counters.accepted,
             "used": counters.used,
             "overwritten": counters.overwritten,
+            "lost": counters.lost,
             "unstamped": counters.unstamped,
             "incompatible_publishers": counters.incompatible,
             "refused": sum(refused.values()),

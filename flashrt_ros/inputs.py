@@ -54,6 +54,7 @@ class InputCounters:
     used: int = 0
     overwritten: int = 0
     unstamped: int = 0
+    lost: int = 0  # by the middleware, on the way here
     incompatible: int = 0  # publishers whose QoS or type does not fit the subscription
     refused: Counter[str] = field(default_factory=Counter)
     last_refusal: str = ""

@@ -16,6 +16,7 @@ from typing import Any
 
 import rclpy
 from rclpy.clock import Clock, ClockType
+from rclpy.exceptions import NameValidationException, ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -104,8 +105,8 @@ class PolicyNode(LifecycleNode):
         """Let decisions out."""
 
         def activate() -> None:
-            LifecycleNode.on_activate(self, state)
             self._configured().start_deciding()
+            LifecycleNode.on_activate(self, state)
 
         return self._guarded("activate", activate)
 
@@ -232,8 +233,8 @@ def main(args: Sequence[str] | None = None) -> int:
         # rclpy's own handlers would invalidate the context before the node could shut down.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = PolicyNode()
-    except Exception as error:
-        # A parameter file that does not parse, an impossible name, unknown ROS arguments.
+    except (RuntimeError, NameValidationException, ParameterException) as error:
+        # A parameter file that does not parse, an impossible name, a QoS override that is none.
         print(f"policy_node: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rclpy.clock import Clock, ClockType, JumpThreshold, TimeJump
 from rclpy.duration import Duration
-from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
 from rclpy.exceptions import NameValidationException, ParameterException
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
 from rclpy.qos_overriding_options import QoSOverridingOptions
@@ -139,6 +139,7 @@ class Runtime:
             self.node.destroy_timer(self._timer)
             self._timer = None
         self.waiters.fail_all(error)
+        self.edge_log.clear("decisions")
         self.restored = False
         if not self.worker.wait_idle(_JOB_LIMIT_S):
             self.node.get_logger().error(f"a decision still runs after {_JOB_LIMIT_S:g} s")
@@ -199,7 +200,10 @@ class Runtime:
             if self.ingest.offer(item, message, self._outlet.now_ns()):
                 self.waiters.poll()
 
-        try:
+        def on_lost(event: Any) -> None:
+            item.counters.lost += event.total_count_change
+
+        def subscribe(**events: Any) -> Any:
             return self.node.create_subscription(
                 kind,
                 item.topic,
@@ -209,10 +213,17 @@ class Runtime:
                     incompatible_qos=lambda event: self._on_incompatible(
                         item, f"QoS ({qos_policy_name_from_kind(event.last_policy_kind)})"
                     ),
-                    incompatible_type=lambda event: self._on_incompatible(item, "message type"),
+                    incompatible_type=lambda _: self._on_incompatible(item, "message type"),
+                    **events,
                 ),
                 qos_overriding_options=QoSOverridingOptions.with_default_policies(),
             )
+
+        try:
+            try:
+                return subscribe(message_lost=on_lost)
+            except UnsupportedEventTypeError:  # some middlewares do not count losses
+                return subscribe()
         except (NameValidationException, ParameterException, RuntimeError) as error:
             # What rclpy raises for topic names and for types and values of QoS overrides.
             raise OptionError(
