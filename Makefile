@@ -7,7 +7,7 @@ VENV := $(CURDIR)/.venv
 # One ROS 2 in a process: that of .venv. What a sourced workspace sets does not reach the recipes.
 unexport COLCON_PREFIX_PATH CMAKE_PREFIX_PATH LD_LIBRARY_PATH PYTHONHOME PYTHONPATH
 unexport RMW_IMPLEMENTATION ROS_DISTRO _ROS_WHEELS_BOOTSTRAP_COMPLETE
-RUN := PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)" AMENT_PREFIX_PATH="$(VENV)"
+run = @echo "+ $(1)"; PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)" AMENT_PREFIX_PATH="$(VENV)" $(1)
 
 # Stay on this machine, and out of the domain of a robot that may run on it.
 export ROS_AUTOMATIC_DISCOVERY_RANGE ?= LOCALHOST
@@ -22,15 +22,15 @@ help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: setup ## Run the small policy over real ROS 2 topics; write out/demo.json and out/demo.png.
-	$(RUN) flashrt demo
+	$(call run,flashrt demo)
 
 test: lint ## Run ruff, mypy and pytest.
-	$(RUN) python -m pytest $(PYTEST_ARGS)
+	$(call run,python -m pytest $(PYTEST_ARGS))
 
 lint: setup-dev ## Run ruff and mypy.
-	$(RUN) ruff check .
-	$(RUN) ruff format --check .
-	$(RUN) mypy
+	$(call run,ruff check .)
+	$(call run,ruff format --check .)
+	$(call run,mypy)
 
 setup: ## Set up .venv, or bring it up to date.
 	@$(PYTHON) tools/environment.py
