@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from flashrt_core.errors import OptionError
+from flashrt_core.policies import find_policy
+from flashrt_ros.parameters import build_config, unknown_parameters
 
 from .recording import Described, Recorded, describe
 
@@ -147,3 +149,28 @@ def test_parameter_file_holds_for_any_node_name(path: Path) -> None:
     document = yaml.safe_load(text)
     assert list(document) == ["/**"]
     assert list(document["/**"]) == ["ros__parameters"]
+
+
+def test_parameter_file_fits_the_table_and_the_policy(path: Path) -> None:
+    """Every name is declared, every value is accepted, and the cameras feed views of the policy."""
+    text = (ROOT / "config" / path.name.replace(".launch.py", ".yaml")).read_text()
+    given = flatten(yaml.safe_load(text)["/**"]["ros__parameters"])
+    assert unknown_parameters(given, given["cameras"]) == {}
+    config = build_config(given)
+    policy = find_policy(config.policy)
+    sizes = policy.config(config.preset)
+    views = tuple(v for v in policy.slots if v in {c.slot or c.key for c in config.cameras})
+    assert len(views) == len(config.cameras)
+    contract = policy.contract(sizes, policy.shapes(sizes, len(views)), views, config.precision)
+    assert {f"image.{view}" for view in views} <= {spec.name for spec in contract.inputs}
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested parameters by their full, dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
