@@ -72,6 +72,7 @@ class Engine:
             )
             plan.pack(self.buffers)
             self._programs = _capture(plan, device, self.buffers)
+            self._warm_up()
         except BaseException:
             device.close()
             raise
@@ -183,6 +184,17 @@ class Engine:
         self.sessions.clear()
         self._resident = None
         self.device.close()
+
+    def _warm_up(self) -> None:
+        """Replay the largest shape once: libraries set up lazily, and a robot must not wait.
+
+        The windows hold zeros, so the values mean nothing; no session has any, so none is lost.
+        """
+        shape = max(self.contract.shapes)
+        transforms = [stage.name for stage in self.contract.stages if stage.transform]
+        whole = tuple(stage.name for stage in self.contract.decision_stages)
+        for names in [*((name,) for name in transforms), whole]:
+            self.device.replay(self._programs[shape, names])
 
     def _claim(self, name: str) -> None:
         if not name.strip() or name in self.sessions:

@@ -135,6 +135,8 @@ class TestFreshness:
             return run
 
         main = toy.engine(bodies=counting).create_session("main", prompt="ab")
+        assert runs == [0]  # the warm-up, on an empty window
+        runs.clear()
         for value in (1, 2, 3):
             main.decide(toy.see(value))
         assert runs == [ord("a")]
