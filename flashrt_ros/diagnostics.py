@@ -1,7 +1,7 @@
 """The node's state on /diagnostics, once a second, in every lifecycle state.
 
 One status for the node itself, one for its decisions, one for each input. Keys are stable: tools
-read them (see docs).
+read them (docs/node.md lists them).
 """
 
 from __future__ import annotations

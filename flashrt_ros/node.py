@@ -18,6 +18,7 @@ import rclpy
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import NameValidationException, ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
@@ -34,6 +35,7 @@ from flashrt_ros.runtime import Runtime
 from flashrt_ros.services import ACTIVE, Services
 from flashrt_ros.statistics import Statistics
 
+RCLError = rclpy_implementation.RCLError
 # Another node of this name shows up in the graph within this time (measured: services in 0.25 s).
 _DISCOVERY_S = 1.0
 # These are mistakes of a policy or of this package; no parameter repairs them.
@@ -156,6 +158,19 @@ class PolicyNode(LifecycleNode):
         """How many other nodes of the same full name the graph shows."""
         return max(0, self.count_services(f"{self.get_fully_qualified_name()}/get_state") - 1)
 
+    def _LifecycleNodeMixin__change_state(self, transition: int) -> TransitionCallbackReturn:  # noqa: N802
+        """Answer an impossible transition with failure.
+
+        Jazzy's rclpy raises instead, out of the service callback: its caller would wait for ever.
+        The method is private to rclpy's mixin, hence its name; where a version has no such method,
+        this one is never called.
+        """
+        try:
+            return super()._LifecycleNodeMixin__change_state(transition)
+        except RCLError as error:
+            self.get_logger().error(" ".join(str(error).split()))
+            return TransitionCallbackReturn.ERROR
+
     def _guarded(self, name: str, body: Callable[[], None]) -> TransitionCallbackReturn:
         """Run a transition. rclpy would swallow exceptions and fall over other return values."""
         try:
@@ -202,8 +217,7 @@ class PolicyNode(LifecycleNode):
 def spin(node: PolicyNode, stop: threading.Event) -> int:
     """Serve callbacks until ``stop``, then shut the node down; the exit status.
 
-    An exception in a callback is logged, not fatal. Some rclpy versions raise out of ``spin`` when
-    an impossible transition is asked for; that, too, must not end a robot's node.
+    An exception in a callback is logged, not fatal.
     """
     executor = SingleThreadedExecutor()
     executor.add_node(node)
