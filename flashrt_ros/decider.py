@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import array
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from std_msgs.msg import Header
 
 from flashrt_core.load import MAIN
 from flashrt_core.session import Decision, Session
-from flashrt_ros.ingest import Ingest
+from flashrt_ros.ingest import NOTHING, Ingest
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.stamps import SECOND, duration_message, time_message
@@ -76,8 +76,18 @@ class Decider:
         self._dt = duration_message(round(config.action_dt_s * SECOND))
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
 
-    def decide(self, session_name: str = MAIN, reuse_context: bool = False) -> Any:
+    def decide(
+        self,
+        session_name: str = MAIN,
+        reuse_context: bool = False,
+        not_before: Mapping[str, int] = NOTHING,
+    ) -> Any:
         """Decide and return the ActionChunk.
+
+        Args:
+            session_name: whose decision.
+            reuse_context: run the action stage alone, on the retained context.
+            not_before: input name -> the least stamp (ns) of the sample to use.
 
         The main session's chunk is also published, if the node is still active; chunks of other
         sessions are branches that no controller asked for, and only returned.
@@ -89,7 +99,7 @@ class Decider:
         session = self._engine.session(session_name)
         start = time.perf_counter_ns()
         if not reuse_context:
-            gathered = self._ingest.gather(self._outlet.now_ns())
+            gathered = self._ingest.gather(self._outlet.now_ns(), not_before)
             session.observe(gathered.observation)
             self._oldest_ns[session_name] = gathered.oldest_stamp_ns
         ingested = time.perf_counter_ns()

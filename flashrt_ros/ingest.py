@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from flashrt_ros.stamps import SECOND
 
 # Ages of this size on every input mean two different clocks, not slow sensors.
 FOREIGN_CLOCK_NS = 60 * SECOND
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,34 @@ class Ingest:
             self._on_refusal(target, refusal)
         return refusal is None
 
-    def gather(self, now_ns: int) -> Gathered:
+    def gather(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> Gathered:
         """The newest usable sample of every input, converted.
+
+        Args:
+            now_ns: the time that ages count from.
+            not_before: input name -> the least stamp (ns) that will do.
 
         Raises:
             StaleInputError: some input has none. All are looked at before any is converted.
         """
-        self._require(now_ns)
+        if stale := self.unusable(now_ns, not_before):
+            raise self.stale_error(stale, now_ns)
         stamps: list[int] = []
-        views = {camera.config.slot: self._take(camera, now_ns, stamps) for camera in self.cameras}
-        state = self._take(self.joints, now_ns, stamps) if self.joints else None
+
+        def take(item: Input) -> np.ndarray:
+            return self._take(item, now_ns, not_before.get(item.name, 0), stamps)
+
+        views = {camera.config.slot: take(camera) for camera in self.cameras}
+        state = take(self.joints) if self.joints else None
         return Gathered(Observation(views, state, max(stamps)), min(stamps))
 
-    def unusable(self, now_ns: int) -> list[Input]:
+    def unusable(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> list[Input]:
         """Inputs without a sample that a decision at ``now_ns`` may use."""
-        return [item for item in self.inputs.values() if item.select(now_ns) is None]
+        return [
+            item
+            for name, item in self.inputs.items()
+            if item.select(now_ns, not_before.get(name, 0)) is None
+        ]
 
     def stale_error(self, stale: list[Input], now_ns: int) -> StaleInputError:
         """The error that explains ``stale`` inputs."""
@@ -83,8 +98,8 @@ class Ingest:
         for item in self.inputs.values():
             item.forget()
 
-    def _take(self, item: Input, now_ns: int, stamps: list[int]) -> np.ndarray:
-        while (sample := item.select(now_ns)) is not None:
+    def _take(self, item: Input, now_ns: int, not_before_ns: int, stamps: list[int]) -> np.ndarray:
+        while (sample := item.select(now_ns, not_before_ns)) is not None:
             try:
                 value = item.convert(sample)
             except RefusedError as error:
@@ -95,11 +110,6 @@ class Ingest:
             stamps.append(sample.stamp_ns)
             return value
         raise self.stale_error([item], now_ns)
-
-    def _require(self, now_ns: int) -> None:
-        stale = self.unusable(now_ns)
-        if stale:
-            raise self.stale_error(stale, now_ns)
 
     def _all(self) -> Iterator[Input]:
         yield from self.cameras

@@ -104,12 +104,12 @@ class Input(ABC):
             return error.refusal
         return None
 
-    def select(self, now_ns: int) -> Sample | None:
-        """The newest sample that a decision at ``now_ns`` may use."""
+    def select(self, now_ns: int, not_before_ns: int = 0) -> Sample | None:
+        """The newest sample that a decision at ``now_ns`` may use, stamped at least so."""
         with self._lock:
             for sample in reversed(self._samples):
                 age = now_ns - sample.stamp_ns
-                if -AHEAD_NS <= age <= self.max_age_ns:
+                if -AHEAD_NS <= age <= self.max_age_ns and sample.stamp_ns >= not_before_ns:
                     return sample
         return None
 

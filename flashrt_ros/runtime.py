@@ -181,11 +181,9 @@ class Runtime:
                     expected=f"a stamp not before the one asked for, within {timeout_s:g} s",
                     got="none",
                 )
-            return ingest.stale_error(ingest.unusable(now_ns()), now_ns())
+            return ingest.stale_error(ingest.unusable(now_ns(), not_before), now_ns())
 
-        await self.waiters.wait(
-            lambda: not behind() and not ingest.unusable(now_ns()), late, timeout_s
-        )
+        await self.waiters.wait(lambda: not ingest.unusable(now_ns(), not_before), late, timeout_s)
 
     def view_engine(self) -> None:
         """Refresh what diagnostics shows of the engine."""

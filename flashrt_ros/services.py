@@ -150,7 +150,9 @@ async def _decide(runtime: Runtime, request: Any, response: Any) -> None:
     not_before = _not_before(runtime, request)
     if not request.reuse_context:
         await runtime.wait_for_inputs(not_before, to_ns(request.timeout) / SECOND)
-    response.chunk = await runtime.run(lambda: runtime.decider.decide(name, request.reuse_context))
+    response.chunk = await runtime.run(
+        lambda: runtime.decider.decide(name, request.reuse_context, not_before)
+    )
 
 
 def _session(runtime: Runtime, request: Any) -> Any:

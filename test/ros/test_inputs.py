@@ -226,6 +226,22 @@ def test_missing_and_old_inputs_are_named_together() -> None:
     assert ingest.inputs["left"].counters.used == 0
 
 
+def test_a_least_stamp_is_kept_even_where_the_clock_lags() -> None:
+    # The newest image lies ahead of the node's clock (a late /clock tick); the one before it is
+    # usable by age, but older than what the request asked for.
+    ingest, _ = make_ingest()
+    for stamp in (T0, T0 + 200 * MS):
+        fill(ingest, {"left": stamp})
+    fill(ingest, {"right": T0, "joints": T0})
+    assert ingest.gather(T0).oldest_stamp_ns == T0
+    with pytest.raises(StaleInputError) as error:
+        ingest.gather(T0, {"left": T0 + 100 * MS})
+    assert error.value.inputs == ("left",)
+    assert "stamped 0.200 s ahead of the node's clock" in str(error.value)
+    later = ingest.gather(T0 + 180 * MS, {"left": T0 + 100 * MS})
+    assert later.observation.stamp_ns == T0 + 200 * MS
+
+
 def test_no_joints_configured_gives_no_state() -> None:
     ingest, _ = make_ingest(**{"joints.names": [], "action.names": ["go"]})
     fill(ingest, {"left": T0, "right": T0})
