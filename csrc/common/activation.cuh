@@ -1,0 +1,30 @@
+// Activations in float32, and the two instructions they rest on without the care for denormal numbers
+// that exp2f and division take (a handful of instructions each; results below 2^-126 become 0).
+#pragma once
+
+namespace flashrt {
+
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_flushed(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// exp(-2u) of gelu_tanh below, as a power of two: -2 log2(e) sqrt(2/pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu_exponent(float x) {
+  return x * (-2.3022081981443250f - 0.1029432409f * x * x);
+}
+
+// gelu_tanh(x) = x / 2 (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// Written with exp so that the negative tail keeps its relative accuracy.
+__device__ __forceinline__ float gelu_tanh(float x) {
+  return x * reciprocal_flushed(1.0f + exp2_flushed(gelu_exponent(x)));
+}
+
+}  // namespace flashrt

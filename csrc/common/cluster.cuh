@@ -1,0 +1,83 @@
+// Thread block clusters: pushing results into the shared memory of a neighbour (sm_90 and later).
+//
+// A push (st.async) carries its bytes and counts them on the receiver's mbarrier, so the receiver
+// waits for data, not for its neighbours: cheaper than a cluster barrier. Order of use: every block
+// sets its mbarrier up and arrives, then waits for the cluster once before its first push (a block
+// must have started before its memory is written). A block leaves after it has received everything.
+#pragma once
+
+#include <cstdint>
+
+#include "mma.cuh"
+
+namespace flashrt {
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Makes a barrier that completes once `bytes` have been pushed; one thread calls it, before it
+// arrives at the cluster barrier.
+__device__ __forceinline__ void expect_pushes(uint64_t* barrier, uint32_t bytes) {
+  const uint32_t at = shared_address(barrier);
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+               : "memory");
+}
+
+// Waits for all expected bytes; the barrier serves once.
+__device__ __forceinline__ void wait_pushes(uint64_t* barrier) {
+  const uint32_t at = shared_address(barrier);
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(at)
+        : "memory");
+  }
+}
+
+// The address of `mine` in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ uint32_t remote_address(const void* mine, uint32_t rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(shared_address(mine)), "r"(rank));
+  return remote;
+}
+
+__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float4 v) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+      ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float2 v) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+      ::"r"(remote), "f"(v.x), "f"(v.y), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float v) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(remote),
+               "f"(v), "r"(barrier)
+               : "memory");
+}
+
+}  // namespace flashrt

@@ -1,0 +1,26 @@
+// Sums over a warp and over a block.
+#pragma once
+
+namespace flashrt {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Sum over the 32 lanes, the same bits in every lane.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+// Sum over a block of at most 1,024 threads (whole warps), the same bits in every thread.
+// `slots` is shared memory for 32 floats that no thread still reads.
+__device__ __forceinline__ float block_sum(float value, float* slots) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  value = warp_sum(value);
+  if (warps == 1) return value;
+  if (lane == 0) slots[warp] = value;
+  __syncthreads();
+  return warp_sum(lane < warps ? slots[lane] : 0.0f);
+}
+
+}  // namespace flashrt

@@ -1,0 +1,81 @@
+// Barriers in shared memory and bulk copies of tiles by the copy engine (sm_90 and later).
+//
+// A barrier completes a phase when its arrivals and all bytes expected of it have come. Waiting names
+// the parity of the phase: 0 for the first, then alternating.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "mma.cuh"
+
+namespace flashrt {
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine and to the cluster.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+}
+
+// Arrives at the barrier of the same address in block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
+// Copies the tile at (column, row) into shared memory and counts its bytes on `barrier`.
+__device__ __forceinline__ void copy_tile(const CUtensorMap& map, uint32_t shared, uint32_t barrier,
+                                          int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses.
+__device__ __forceinline__ void copy_tile_to(const CUtensorMap& map, uint32_t shared,
+                                             uint32_t barrier, int column, int row,
+                                             uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "h"(blocks), "r"(column), "r"(row)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+#endif
+
+}  // namespace flashrt

@@ -1,0 +1,62 @@
+// attention_rows: softmax(scale q k^T) v for any head width and head sharing, one warp a query head
+// q [M, H, d], k, v [N, Hkv, d], out [M, H d] bf16; strides in elements; rows and keys fall into
+// equal runs (rows_run, keys_run), a row sees the keys of its run. Keys j with
+// prefix_length[0] <= j < prefix_rows are never read (one run only; null: every key counts).
+// float32 throughout. For shapes that have no tensor-core kernel, such as the tiny preset's.
+// needs d <= 256; grid (ceil(M H / 4)), 128 threads
+#include "../common/pdl.cuh"
+#include "../common/reduce.cuh"
+#include "../common/vector.cuh"
+
+using namespace flashrt;
+
+extern "C" __global__ void __launch_bounds__(128)
+    attention_rows_bf16(const bf16* q, const bf16* k, const bf16* v, bf16* out,
+                        const int* prefix_length, int rows, int heads, int kv_heads, int head_dim,
+                        int rows_run, int keys_run, int prefix_rows, int q_stride, int k_stride,
+                        int v_stride, int out_stride, float scale) {
+  pdl_trigger();
+  pdl_wait();
+  constexpr int kParts = 8;  // values of a head a lane holds, 32 apart
+  const int item = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (item >= rows * heads) return;
+  const int row = item / heads, head = item % heads, kv_head = head / (heads / kv_heads);
+  const int first = row / rows_run * keys_run;
+  const int hidden = prefix_length ? *prefix_length : prefix_rows;
+  float query[kParts], mixed[kParts] = {}, top = -INFINITY, sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int column = lane + 32 * i;
+    query[i] = column < head_dim
+                   ? __bfloat162float(q[static_cast<size_t>(row) * q_stride + head * head_dim + column])
+                   : 0.0f;
+  }
+  for (int j = 0; j < keys_run; ++j) {
+    if (prefix_length && j >= hidden && j < prefix_rows) continue;
+    const bf16* key = k + static_cast<size_t>(first + j) * k_stride + kv_head * head_dim;
+    const bf16* value = v + static_cast<size_t>(first + j) * v_stride + kv_head * head_dim;
+    float score = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const int column = lane + 32 * i;
+      if (column < head_dim) score += query[i] * __bfloat162float(key[column]);
+    }
+    score = warp_sum(score) * scale;
+    const float next = fmaxf(top, score), shrink = __expf(top - next), p = __expf(score - next);
+    top = next;
+    sum = sum * shrink + p;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const int column = lane + 32 * i;
+      if (column < head_dim) mixed[i] = mixed[i] * shrink + p * __bfloat162float(value[column]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int column = lane + 32 * i;
+    if (column < head_dim) {
+      out[static_cast<size_t>(row) * out_stride + head * head_dim + column] =
+          __float2bfloat16_rn(mixed[i] / sum);
+    }
+  }
+}

@@ -1,0 +1,165 @@
+// attention_segments: softmax(scale q k^T) v inside runs of 256 rows, one head and 64 queries a block
+// q, k, v [R, H, d] bf16 (rows `stride` elements apart, heads side by side: the three parts of packed
+// q|k|v rows); out [R, H d] bf16. A row sees the 256 keys of its own run, so all scores of 16 rows
+// fit the registers of a warp and the softmax needs one pass.
+// float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
+// needs d = 72, runs of 256 rows, 16-byte aligned rows; grid (4, H, runs), 128 threads
+// bound: 4 R 256 H d flop on mma.sync, 4 R H d * 2 bytes
+#include "../common/activation.cuh"
+#include "../common/mma.cuh"
+#include "../common/pdl.cuh"
+#include "../common/vector.cuh"
+
+namespace flashrt {
+namespace segments {
+
+constexpr int kKeys = 256, kRows = 64, kThreads = 128;
+
+// Rows of kDim values stay 16 bytes apart modulo 128 for odd kDim / 8: no bank conflicts, no padding.
+template <int kDim>
+struct Shared {
+  bf16 q[kRows][kDim];
+  bf16 k[kKeys][kDim];
+  bf16 v[kKeys][kDim];
+};
+
+template <int kDim>
+__device__ __forceinline__ void fetch(bf16* shared, const bf16* global, int rows, int stride) {
+  constexpr int kChunks = kDim / 8;
+  for (int i = threadIdx.x; i < rows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    copy16_async(shared_address(shared + row * kDim + chunk * 8),
+                 global + static_cast<size_t>(row) * stride + chunk * 8);
+  }
+}
+
+// scores [16 rows of this warp, 256 keys]
+template <int kDim>
+__device__ __forceinline__ void score(const Shared<kDim>& tile, float (&s)[kKeys / 8][4], int warp,
+                                      int lane) {
+#pragma unroll
+  for (int k = 0; k + 16 <= kDim; k += 16) {
+    uint32_t a[4];
+    ldmatrix_x4(a, shared_address(&tile.q[warp * 16 + lane % 16][k + lane / 16 * 8]));
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; n += 2) {
+      uint32_t b[4];
+      const int key = n * 8 + lane / 16 * 8 + lane % 8;
+      ldmatrix_x4(b, shared_address(&tile.k[key][k + lane / 8 % 2 * 8]));
+      mma_k16(s[n], a, b[0], b[1]);
+      mma_k16(s[n + 1], a, b[2], b[3]);
+    }
+  }
+  if constexpr (kDim % 16 == 8) {
+    uint32_t a[2];
+    ldmatrix_x2(a, shared_address(&tile.q[warp * 16 + lane % 16][kDim - 8]));
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; n += 4) {
+      uint32_t b[4];
+      ldmatrix_x4(b, shared_address(&tile.k[n * 8 + lane][kDim - 8]));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mma_k8(s[n + i], a[0], a[1], b[i]);
+    }
+  }
+}
+
+// Turns scores into probabilities times their row sum; returns the two row sums of this lane.
+__device__ __forceinline__ float2 exponentiate(float (&s)[kKeys / 8][4], float scale_log2) {
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+#pragma unroll
+  for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i / 2] = fmaxf(top[i / 2], s[n][i]);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    top[row] = fmaxf(top[row], __shfl_xor_sync(0xffffffffu, top[row], 1));
+    top[row] = fmaxf(top[row], __shfl_xor_sync(0xffffffffu, top[row], 2)) * scale_log2;
+  }
+#pragma unroll
+  for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = exp2_flushed(s[n][i] * scale_log2 - top[i / 2]);
+      sum[i / 2] += s[n][i];
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
+    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
+  }
+  return make_float2(sum[0], sum[1]);
+}
+
+// o [16 rows, kDim] = p v
+template <int kDim>
+__device__ __forceinline__ void mix(const Shared<kDim>& tile, const float (&p)[kKeys / 8][4],
+                                    float (&o)[kDim / 8][4], int lane) {
+#pragma unroll
+  for (int k = 0; k < kKeys / 16; ++k) {
+    const uint32_t a[4] = {
+        pack2(p[2 * k][0], p[2 * k][1]), pack2(p[2 * k][2], p[2 * k][3]),
+        pack2(p[2 * k + 1][0], p[2 * k + 1][1]), pack2(p[2 * k + 1][2], p[2 * k + 1][3])};
+    const int key = k * 16 + lane % 16;
+#pragma unroll
+    for (int n = 0; n + 1 < kDim / 8; n += 2) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, shared_address(&tile.v[key][n * 8 + lane / 16 * 8]));
+      mma_k16(o[n], a, b[0], b[1]);
+      mma_k16(o[n + 1], a, b[2], b[3]);
+    }
+    if constexpr (kDim % 16 == 8) {
+      uint32_t b[2];
+      ldmatrix_x2_trans(b, shared_address(&tile.v[key][kDim - 8]));
+      mma_k16(o[kDim / 8 - 1], a, b[0], b[1]);
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16* v, bf16* out,
+                                       int stride, int out_stride, float scale) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared<kDim>& tile = *reinterpret_cast<Shared<kDim>*>(memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const size_t first_key = static_cast<size_t>(blockIdx.z) * kKeys;
+  const size_t first_row = first_key + blockIdx.x * kRows;
+  const int column = blockIdx.y * kDim;
+  pdl_wait();
+  fetch<kDim>(&tile.q[0][0], q + first_row * stride + column, kRows, stride);
+  fetch<kDim>(&tile.k[0][0], k + first_key * stride + column, kKeys, stride);
+  copy_commit();
+  fetch<kDim>(&tile.v[0][0], v + first_key * stride + column, kKeys, stride);
+  copy_commit();
+  copy_wait<1>();
+  __syncthreads();
+  float s[kKeys / 8][4] = {};
+  score<kDim>(tile, s, warp, lane);
+  const float2 sum = exponentiate(s, scale * 1.4426950408889634f);
+  copy_wait<0>();
+  __syncthreads();
+  float o[kDim / 8][4] = {};
+  mix<kDim>(tile, s, o, lane);
+  const float inverse[2] = {1.0f / sum.x, 1.0f / sum.y};
+  bf16* target = out + (first_row + warp * 16 + lane / 4) * out_stride + column + lane % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      *reinterpret_cast<uint32_t*>(target + static_cast<size_t>(row) * 8 * out_stride + n * 8) =
+          pack2(o[n][2 * row] * inverse[row], o[n][2 * row + 1] * inverse[row]);
+    }
+  }
+}
+
+}  // namespace segments
+}  // namespace flashrt
+
+extern "C" __global__ void __launch_bounds__(128)
+    attention_segments_d72_bf16(const __nv_bfloat16* q, const __nv_bfloat16* k,
+                                const __nv_bfloat16* v, __nv_bfloat16* out, int stride,
+                                int out_stride, float scale) {
+  flashrt::pdl_trigger();
+  flashrt::segments::attend<72>(q, k, v, out, stride, out_stride, scale);
+}

@@ -1,0 +1,57 @@
+// layer_norm: y = (x - mean) / sqrt(var + eps) * w + b, row by row
+// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16, rows x_stride / y_stride elements apart;
+// w, b [D] float32; y may be x where both are bf16
+// float32 throughout (mean first, then the squares of the differences), one rounding
+// needs D % 8 == 0, D <= 8192, 16-byte aligned rows; one block of D / 8 threads (whole warps) a row
+// bound: memory, 4 M D bytes
+#include "../common/pdl.cuh"
+#include "../common/reduce.cuh"
+#include "../common/vector.cuh"
+
+namespace flashrt {
+
+template <class T>
+__device__ __forceinline__ void layer_norm(const T* x, const float* weight, const float* bias,
+                                           bf16* y, int width, int x_stride, int y_stride,
+                                           float eps) {
+  __shared__ float slots[2][32];
+  pdl_trigger();
+  const int column = threadIdx.x * 8;
+  const bool inside = column < width;
+  float gain[8], offset[8], v[8] = {};
+  if (inside) {
+    load8(weight + column, gain);
+    load8(bias + column, offset);
+  }
+  pdl_wait();
+  if (inside) load8(x + static_cast<size_t>(blockIdx.x) * x_stride + column, v);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += v[i];
+  const float mean = block_sum(sum, slots[0]) / width;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float difference = inside ? v[i] - mean : 0.0f;
+    squares += difference * difference;
+  }
+  const float scale = rsqrtf(block_sum(squares, slots[1]) / width + eps);
+  if (!inside) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = (v[i] - mean) * scale * gain[i] + offset[i];
+  store8(y + static_cast<size_t>(blockIdx.x) * y_stride + column, v);
+}
+
+}  // namespace flashrt
+
+extern "C" __global__ void __launch_bounds__(1024)
+    layer_norm_bf16(const __nv_bfloat16* x, const float* weight, const float* bias, __nv_bfloat16* y,
+                    int width, int x_stride, int y_stride, float eps) {
+  flashrt::layer_norm(x, weight, bias, y, width, x_stride, y_stride, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    layer_norm_f32_bf16(const float* x, const float* weight, const float* bias, __nv_bfloat16* y,
+                        int width, int x_stride, int y_stride, float eps) {
+  flashrt::layer_norm(x, weight, bias, y, width, x_stride, y_stride, eps);
+}
