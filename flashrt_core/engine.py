@@ -17,7 +17,7 @@ from .capsule import CapsuleStore, HostState, RegionCopier, slot_specs
 from .contract import Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane
-from .errors import DeviceError, FlashRTError, SessionError, SessionLimitError
+from .errors import DeviceError, FlashRTError, SessionError, SessionLimitError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .kernels.op import Lane
 from .policies.base import Processor
@@ -178,6 +178,16 @@ class Engine:
         for stage in stages:
             session.ledger.ran(stage)
         return self.device.elapsed_ms(program)
+
+    def program(self, shape: ShapeKey, stages: tuple[str, ...]) -> Program:
+        """The captured program of ``stages`` for ``shape``; ShapeKeyError when there is none."""
+        try:
+            return self._programs[shape, stages]
+        except KeyError:
+            raise ShapeKeyError(
+                f"stages {list(stages)} for {shape}",
+                expected=f"one of {[list(names) for _, names in self._programs]}",
+            ) from None
 
     def close(self) -> None:
         """Release the device's memory. Sessions must not be used afterwards."""

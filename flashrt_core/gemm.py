@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
+from .kernels.copy_rows import copy_rows_launch
+from .kernels.launch import Launcher, require_bf16_rows, stream_suffix
 from .kernels.op import Lane, Op
 
 Activation = Literal["none", "gelu_tanh"]
@@ -35,7 +37,33 @@ def linear_ref(
     out.copy_(y)
 
 
-LINEAR = Op("linear", linear_ref)
+def linear_launch(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+) -> None:
+    """One product of cuBLASLt: bias and activation in its epilogue, the residual as its addend.
+
+    A residual other than ``out`` itself is copied there first, run by run.
+    """
+    require_bf16_rows("linear", x=x, weight=weight)
+    if stream_suffix("linear", "out", out) == "bf16":
+        require_bf16_rows("linear", bias=bias)
+    if residual is not None and residual.data_ptr() != out.data_ptr():
+        run = residual.shape[0]
+        for start in range(0, out.shape[0], run):
+            copy_rows_launch(launcher, residual, out[start : start + run])
+    launcher.matmul(
+        x, weight, bias, out, gelu=activation == "gelu_tanh", accumulate=residual is not None
+    )
+
+
+LINEAR = Op("linear", linear_ref, linear_launch)
 
 
 def linear(

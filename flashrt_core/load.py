@@ -35,6 +35,7 @@ class LoadOptions:
         prompt: first instruction of the main session; empty to set it later.
         max_sessions, capsule_slots: what is allocated for sessions and capsules.
         threads: torch threads on the CPU device; 0 leaves torch's choice.
+        overlap: on the CUDA device, kernels may start before the one in front has finished.
     """
 
     policy: str = "pi05"
@@ -54,6 +55,7 @@ class LoadOptions:
     max_sessions: int = 4
     capsule_slots: int = 4
     threads: int = 0
+    overlap: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,34 +90,20 @@ def load(options: LoadOptions) -> Session:
             raise OptionError(
                 f"option {name!r}", expected=f">= {least}", got=getattr(options, name)
             )
-    choice = _choose(options)
-    # The device first: it is what a machine most often lacks, and no parameter can supply it.
-    device = open_device(options.device, threads=options.threads)
+    _choose(options)  # what is wrong with the options is said before the device is opened
+    # The device before the weights: it is what a machine most often lacks, and no parameter can
+    # supply it.
+    device = open_device(options.device, threads=options.threads, overlap=options.overlap)
     try:
-        engine = Engine(
-            _plan(options, choice, device),
-            device,
-            max_sessions=options.max_sessions,
-            capsule_slots=options.capsule_slots,
-        )
-        return engine.create_session(MAIN, seed=options.seed, prompt=options.prompt)
+        return start(make_plan(options, device), device, options)
     except BaseException:
         device.close()
         raise
 
 
-def describe(options: LoadOptions) -> Description:
-    """The contract and fingerprint that :func:`load` would give; allocates nothing."""
+def make_plan(options: LoadOptions, device: Device) -> Plan:
+    """What :func:`load` would run on ``device``; reads no weights yet. Errors as there."""
     choice = _choose(options)
-    device = open_device(options.device)
-    try:
-        source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
-        return Description(choice.contract, _identity(options, choice, device, source))
-    finally:
-        device.close()
-
-
-def _plan(options: LoadOptions, choice: _Choice, device: Device) -> Plan:
     policy, config = choice.policy, choice.config
     processor = policy.processor(
         config,
@@ -129,6 +117,25 @@ def _plan(options: LoadOptions, choice: _Choice, device: Device) -> Plan:
         body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
         pack=lambda buffers: policy.pack(config, source, buffers),
     )
+
+
+def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
+    """Allocate, pack and capture ``plan`` on ``device``; its main session."""
+    engine = Engine(
+        plan, device, max_sessions=options.max_sessions, capsule_slots=options.capsule_slots
+    )
+    return engine.create_session(MAIN, seed=options.seed, prompt=options.prompt)
+
+
+def describe(options: LoadOptions) -> Description:
+    """The contract and fingerprint that :func:`load` would give; allocates nothing."""
+    choice = _choose(options)
+    device = open_device(options.device)
+    try:
+        source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
+        return Description(choice.contract, _identity(options, choice, device, source))
+    finally:
+        device.close()
 
 
 def _identity(

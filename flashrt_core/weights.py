@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +22,8 @@ from torch import Tensor
 
 from .errors import OptionError, WeightsError
 
-_RANDOM_SCHEME = "random-v1"  # part of the digest; changes when the same seed gives other numbers
+_RANDOM_SCHEME = "random-v2"  # part of the digest; changes when the same seed gives other numbers
+_BLOCK = 1 << 20  # values of a tensor that one stream of random numbers draws
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,21 @@ class RandomWeights:
                 f"tensor {name!r}", expected=f"one of {len(self._specs)} known names", got="none"
             )
         spec = self._specs[name]
-        key = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()[:16]
-        generator = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
-        values = generator.standard_normal(prod(spec.shape), dtype=np.float32)
+        values = np.empty(prod(spec.shape), dtype=np.float32)
+        blocks = [values[start : start + _BLOCK] for start in range(0, len(values), _BLOCK)]
+        if len(blocks) == 1:
+            self._fill(name, 0, values)
+        else:  # the threads end with the tensor: nothing of a load stays behind
+            with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as workers:
+                list(workers.map(partial(self._fill, name), range(len(blocks)), blocks))
         return torch.from_numpy(values).view(spec.shape).mul_(spec.std).add_(spec.mean)
+
+    def _fill(self, name: str, index: int, block: np.ndarray[Any, Any]) -> None:
+        """Draws one block from a stream of its own, so that all can be drawn at once."""
+        part = f":{index}" if index else ""
+        key = hashlib.sha256(f"{self._seed}:{name}{part}".encode()).digest()[:16]
+        generator = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
+        generator.standard_normal(dtype=np.float32, out=block)
 
 
 def open_weights(uri: str, tensors: Mapping[str, TensorSpec]) -> TensorSource:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .launch import Launcher, blocks, require_bf16
 from .op import Lane, Op
 
 
@@ -14,7 +15,17 @@ def action_in_ref(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
     out.copy_(torch.addmm(bias, x, weight.t()))
 
 
-ACTION_IN = Op("action_in", action_in_ref)
+def action_in_launch(
+    launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor
+) -> None:
+    """One thread a number."""
+    require_bf16("action_in", out=out)
+    rows, width = out.shape
+    args = (x, weight, bias, out, width, x.shape[1], x.stride(0), out.stride(0))
+    launcher.launch("action_in_rows_bf16", (blocks(width, 256), rows), 256, args)
+
+
+ACTION_IN = Op("action_in", action_in_ref, action_in_launch)
 
 
 def action_in(lane: Lane, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .launch import Launcher, require_bf16, row_threads
 from .maths import ada_rms_normalise
 from .op import Lane, Op
 
@@ -28,7 +29,29 @@ def action_out_euler_ref(
     torch.add(x, velocity, alpha=dt, out=out)
 
 
-ACTION_OUT_EULER = Op("action_out_euler", action_out_euler_ref)
+def action_out_euler_launch(
+    launcher: Launcher,
+    hidden: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x: Tensor,
+    out: Tensor,
+    *,
+    dt: float,
+    eps: float,
+) -> None:
+    """One block a row."""
+    require_bf16("action_out_euler", hidden=hidden)
+    rows, width = hidden.shape
+    strides = (hidden.stride(0), x.stride(0), out.stride(0))
+    args = (hidden, scale, shift, weight, bias, x, out, width, x.shape[1], *strides, dt, eps)
+    threads = row_threads("action_out_euler", width)
+    launcher.launch("action_out_euler_rows_bf16", rows, threads, args)
+
+
+ACTION_OUT_EULER = Op("action_out_euler", action_out_euler_ref, action_out_euler_launch)
 
 
 def action_out_euler(

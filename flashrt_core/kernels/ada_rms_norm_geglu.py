@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
+from .geglu_linear import geglu_rows_launch
+from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, geglu
 from .op import Lane, Op
 
@@ -16,7 +19,28 @@ def ada_rms_norm_geglu_ref(
     out.copy_(geglu(ada_rms_normalise(x, scale, shift, eps), weight))
 
 
-ADA_RMS_NORM_GEGLU = Op("ada_rms_norm_geglu", ada_rms_norm_geglu_ref)
+def ada_rms_norm_geglu_launch(
+    launcher: Launcher,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+) -> None:
+    """Norm, product and gate as three kernels, for shapes without a fused one."""
+    require_bf16("ada_rms_norm_geglu", x=x, weight=weight, out=out)
+    rows, width = x.shape
+    scratch = launcher.workspace(rows * (width + weight.shape[0]))
+    normal = scratch[: rows * width].view(rows, width)
+    merged = scratch[rows * width :].view(rows, -1)
+    ada_rms_norm_launch(launcher, x, scale, shift, normal, eps)
+    launcher.matmul(normal, weight, None, merged)
+    geglu_rows_launch(launcher, merged, out)
+
+
+ADA_RMS_NORM_GEGLU = Op("ada_rms_norm_geglu", ada_rms_norm_geglu_ref, ada_rms_norm_geglu_launch)
 
 
 def ada_rms_norm_geglu(

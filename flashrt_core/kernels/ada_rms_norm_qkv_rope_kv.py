@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
+from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
-from .qkv_rope_kv import check_qkv_outputs
+from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
 
 
 def ada_rms_norm_qkv_rope_kv_ref(
@@ -28,7 +30,34 @@ def ada_rms_norm_qkv_rope_kv_ref(
     split_qkv_rope(matmul(normal, weight), rope, q, k, v, head_dim)
 
 
-ADA_RMS_NORM_QKV_ROPE_KV = Op("ada_rms_norm_qkv_rope_kv", ada_rms_norm_qkv_rope_kv_ref)
+def ada_rms_norm_qkv_rope_kv_launch(
+    launcher: Launcher,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    rope: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+) -> None:
+    """Norm, product and turn as three kernels, for shapes without a fused one."""
+    require_bf16("ada_rms_norm_qkv_rope_kv", x=x, weight=weight)
+    rows, width = x.shape
+    scratch = launcher.workspace(rows * (width + weight.shape[0]))
+    normal = scratch[: rows * width].view(rows, width)
+    merged = scratch[rows * width :].view(rows, -1)
+    ada_rms_norm_launch(launcher, x, scale, shift, normal, eps)
+    launcher.matmul(normal, weight, None, merged)
+    qkv_rope_kv_launch(launcher, merged, rope, q, k, v, head_dim=head_dim)
+
+
+ADA_RMS_NORM_QKV_ROPE_KV = Op(
+    "ada_rms_norm_qkv_rope_kv", ada_rms_norm_qkv_rope_kv_ref, ada_rms_norm_qkv_rope_kv_launch
+)
 
 
 def ada_rms_norm_qkv_rope_kv(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import ContractError
 from .check import I32, ArgCheck
+from .launch import Launcher, TensorMap, blocks, require_bf16
 from .op import Lane, Op
 
 
@@ -42,7 +44,98 @@ def attention_ref(
     out.copy_(mixed.reshape(M, heads * dim))
 
 
-ATTENTION = Op("attention", attention_ref)
+#: 64 queries, 256 keys and 256 values of 72 numbers.
+_SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
+#: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
+_SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
+
+
+#: 64 queries and six frames of 64 keys or values, and their barriers.
+_SHARED_KV_SM90_SHARED = 7 * 64 * 256 * 2 + 13 * 8
+
+
+def _shared_kv_sm90(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    prefix_length: Tensor | None,
+    scale: float,
+) -> None:
+    (rows, heads, dim), keys = q.shape, k.shape[0]
+    maps = (
+        TensorMap(q.data_ptr(), rows * heads, dim, dim, 64, 64),
+        TensorMap(k.data_ptr(), keys, dim, k.stride(0), 64, 64),
+        TensorMap(v.data_ptr(), keys, dim, v.stride(0), 64, 64),
+    )
+    launcher.launch(
+        "attention_shared_kv_d256_bf16_sm90",
+        blocks(rows * heads, 64),
+        384,
+        (*maps, out, prefix_length, rows * heads, keys, scale),
+        shared_bytes=_SHARED_KV_SM90_SHARED,
+    )
+
+
+def attention_launch(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    segments: int = 1,
+    prefix_length: Tensor | None = None,
+    prefix_rows: int = 0,
+) -> None:
+    """Tensor-core kernels for the widths that policies have, plain rows for any other."""
+    require_bf16("attention", q=q, k=k, v=v, out=out)
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
+    packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
+    if dim == 72 and heads == kv_heads and packed and rows == keys == 256 * segments:
+        launcher.launch(
+            "attention_segments_d72_bf16",
+            (4, heads, segments),
+            128,
+            (q, k, v, out, q.stride(0), out.stride(0), scale),
+            shared_bytes=_SEGMENT_SHARED,
+        )
+        return
+    side_by_side = q.stride(1) == dim and (kv_heads == 1 or k.stride(1) == v.stride(1) == dim)
+    if not side_by_side:
+        raise ContractError(
+            "attention on device 'cuda'",
+            expected="the heads of a row side by side",
+            got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
+        )
+    if dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0):
+        contiguous = q.stride(0) == out.stride(0) == heads * dim
+        whole = prefix_length is None or prefix_rows == keys
+        if launcher.architecture == 90 and contiguous and whole:
+            _shared_kv_sm90(launcher, q, k, v, out, prefix_length, scale)
+            return
+        pointers = (q, k, v, out, prefix_length)
+        counts = (rows * heads, heads, keys, prefix_rows or keys)
+        pitches = (q.stride(0), k.stride(0), out.stride(0))
+        launcher.launch(
+            "attention_shared_kv_d256_bf16",
+            blocks(rows * heads, 64),
+            256,
+            (*pointers, *counts, *pitches, scale),
+            shared_bytes=_SHARED_KV_SHARED,
+        )
+        return
+    if dim > 256:
+        raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
+    sizes = (rows, heads, kv_heads, dim, rows // segments, keys // segments, prefix_rows)
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
+    args = (q, k, v, out, prefix_length, *sizes, *strides, scale)
+    launcher.launch("attention_rows_bf16", blocks(rows * heads, 4), 128, args)
+
+
+ATTENTION = Op("attention", attention_ref, attention_launch)
 
 
 def _check(

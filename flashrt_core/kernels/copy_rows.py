@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..errors import ContractError
 from .check import ArgCheck
+from .launch import Launcher, row_threads, stream_suffix
 from .op import Lane, Op
 
 
@@ -13,7 +15,24 @@ def copy_rows_ref(src: Tensor, out: Tensor) -> None:
     out.copy_(src)
 
 
-COPY_ROWS = Op("copy_rows", copy_rows_ref)
+def copy_rows_launch(launcher: Launcher, src: Tensor, out: Tensor) -> None:
+    """One block a row."""
+    formats = stream_suffix("copy_rows", "src", src), stream_suffix("copy_rows", "out", out)
+    kernels = {
+        ("bf16", "bf16"): "copy_rows_bf16",
+        ("bf16", "f32"): "copy_rows_bf16_f32",
+        ("f32", "f32"): "copy_rows_f32_f32",
+    }
+    if formats not in kernels:
+        raise ContractError(
+            "copy_rows on device 'cuda'", expected="no narrowing", got=" to ".join(formats)
+        )
+    rows, width = out.shape
+    args = (src, out, width, src.stride(0), out.stride(0))
+    launcher.launch(kernels[formats], rows, min(256, row_threads("copy_rows", width)), args)
+
+
+COPY_ROWS = Op("copy_rows", copy_rows_ref, copy_rows_launch)
 
 
 def copy_rows(lane: Lane, src: Tensor, out: Tensor) -> None:

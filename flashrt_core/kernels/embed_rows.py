@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import I32, ArgCheck
+from .launch import Launcher, require_bf16, row_threads
 from .op import Lane, Op
 
 
@@ -18,7 +19,17 @@ def embed_rows_ref(
     out.copy_(rows.masked_fill_(past[:, None], 0.0))
 
 
-EMBED_ROWS = Op("embed_rows", embed_rows_ref)
+def embed_rows_launch(
+    launcher: Launcher, tokens: Tensor, length: Tensor, table: Tensor, out: Tensor, *, scale: float
+) -> None:
+    """One block a row."""
+    require_bf16("embed_rows", table=table, out=out)
+    rows, width = out.shape
+    args = (tokens, length, table, out, width, table.stride(0), out.stride(0), scale)
+    launcher.launch("embed_rows_bf16", rows, min(256, row_threads("embed_rows", width)), args)
+
+
+EMBED_ROWS = Op("embed_rows", embed_rows_ref, embed_rows_launch)
 
 
 def embed_rows(

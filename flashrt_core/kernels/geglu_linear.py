@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from .check import ArgCheck
+from .launch import Launcher, TensorMap, blocks, require_bf16
 from .maths import geglu
 from .op import Lane, Op
 
@@ -14,7 +17,74 @@ def geglu_linear_ref(x: Tensor, weight: Tensor, out: Tensor) -> None:
     out.copy_(geglu(x, weight))
 
 
-GEGLU_LINEAR = Op("geglu_linear", geglu_linear_ref)
+def geglu_rows_launch(launcher: Launcher, merged: Tensor, out: Tensor) -> None:
+    """out = gelu_tanh(gate) * up of interleaved columns; merged [M, 2F], out [M, F] bf16."""
+    rows, width = out.shape
+    args = (merged, out, width, merged.stride(0), out.stride(0))
+    launcher.launch("geglu_rows_bf16", (blocks(width, 8 * 256), rows), 256, args)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A build of the fused kernel: tokens of a tile, depth and number of stages, cluster size."""
+
+    tokens: int
+    depth: int
+    stages: int
+    cluster: int
+
+    @property
+    def kernel(self) -> str:
+        """Name of the entry."""
+        parts = (self.tokens, self.depth, self.stages, self.cluster)
+        return f"geglu_linear_{'_'.join(map(str, parts))}_bf16_sm90"
+
+
+_TILES = (Tile(152, 64, 4, 2), Tile(192, 64, 4, 2), Tile(200, 64, 3, 2))
+_FEATURES, _WARPS, _STAGING = 128, 8, 256
+
+
+def geglu_linear_launch(launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """One kernel where it was built for; else the library's product, then the gate."""
+    require_bf16("geglu_linear", x=x, weight=weight, out=out)
+    rows, width = out.shape
+    if launcher.architecture == 90 and x.shape[1] % 64 == 0 and width % (2 * _FEATURES) == 0:
+        fused_geglu_launch(launcher, x, weight, out, choose_tile(rows))
+        return
+    merged = launcher.workspace(rows, 2 * width)
+    launcher.matmul(x, weight, None, merged)
+    geglu_rows_launch(launcher, merged, out)
+
+
+def choose_tile(rows: int) -> Tile:
+    """The tile that computes the fewest rows in vain; the widest of equals."""
+    return min(_TILES, key=lambda tile: (blocks(rows, tile.tokens) * tile.tokens, -tile.tokens))
+
+
+def fused_geglu_launch(
+    launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor, tile: Tile
+) -> None:
+    """Persistent blocks of 128 features; those of a cluster share their tokens (sm_90a)."""
+    (rows, depth), features = x.shape, out.shape[1]
+    share = tile.tokens if tile.cluster == 1 else blocks(tile.tokens, 16) * 8
+    # Gate rows and up rows alternate: two maps over every other row take them apart.
+    gate, up = (
+        TensorMap(half.data_ptr(), features, depth, half.stride(0), _FEATURES, tile.depth)
+        for half in (weight[0::2], weight[1::2])
+    )
+    tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), share, tile.depth)
+    tiles = blocks(rows, tile.tokens) * features // (_FEATURES * tile.cluster)
+    stages = tile.stages * (2 * _FEATURES + tile.tokens) * tile.depth * 2
+    launcher.launch(
+        tile.kernel,
+        tile.cluster * min(tiles, launcher.multiprocessors // tile.cluster),
+        384,
+        (tokens, gate, up, out, rows, depth, features, out.stride(0)),
+        shared_bytes=stages + _WARPS * _STAGING + 2 * tile.stages * 8,
+    )
+
+
+GEGLU_LINEAR = Op("geglu_linear", geglu_linear_ref, geglu_linear_launch)
 
 
 def geglu_linear(lane: Lane, x: Tensor, weight: Tensor, out: Tensor) -> None:

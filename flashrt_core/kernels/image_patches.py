@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import FLOATS, U8, ArgCheck
+from .launch import Launcher, require_bf16_rows
 from .op import Lane, Op
 
 
@@ -16,7 +17,14 @@ def image_patches_ref(image: Tensor, out: Tensor, *, patch: int) -> None:
     out.copy_(scaled.div_(127.5).sub_(1.0))
 
 
-IMAGE_PATCHES = Op("image_patches", image_patches_ref)
+def image_patches_launch(launcher: Launcher, image: Tensor, out: Tensor, *, patch: int) -> None:
+    """One block a patch."""
+    require_bf16_rows("image_patches", out=out)
+    args = (image, out, image.shape[1] // patch, patch, out.stride(0))
+    launcher.launch("image_patches_bf16", out.shape[0], 256, args)
+
+
+IMAGE_PATCHES = Op("image_patches", image_patches_ref, image_patches_launch)
 
 
 def image_patches(lane: Lane, image: Tensor, out: Tensor, *, patch: int) -> None:

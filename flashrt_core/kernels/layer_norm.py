@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .check import F32, ArgCheck
+from .launch import Launcher, require_bf16, row_threads, stream_suffix
 from .op import Lane, Op
 
 
@@ -14,7 +15,20 @@ def layer_norm_ref(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps:
     out.copy_(F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps))
 
 
-LAYER_NORM = Op("layer_norm", layer_norm_ref)
+def layer_norm_launch(
+    launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps: float
+) -> None:
+    """One block a row."""
+    require_bf16("layer_norm", out=out)
+    kernel = {"bf16": "layer_norm_bf16", "f32": "layer_norm_f32_bf16"}[
+        stream_suffix("layer_norm", "x", x)
+    ]
+    rows, width = x.shape
+    args = (x, weight, bias, out, width, x.stride(0), out.stride(0), eps)
+    launcher.launch(kernel, rows, row_threads("layer_norm", width), args)
+
+
+LAYER_NORM = Op("layer_norm", layer_norm_ref, layer_norm_launch)
 
 
 def layer_norm(

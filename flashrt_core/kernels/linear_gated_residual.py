@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .launch import Launcher, require_bf16, row_threads
 from .maths import matmul
 from .op import Lane, Op
 
@@ -15,7 +16,22 @@ def linear_gated_residual_ref(x: Tensor, weight: Tensor, gate: Tensor, out: Tens
     out.copy_(torch.addcmul(out.float(), matmul(x, weight), gate))
 
 
-LINEAR_GATED_RESIDUAL = Op("linear_gated_residual", linear_gated_residual_ref)
+def linear_gated_residual_launch(
+    launcher: Launcher, x: Tensor, weight: Tensor, gate: Tensor, out: Tensor
+) -> None:
+    """Product and gated addition as two kernels, for shapes without a fused one."""
+    require_bf16("linear_gated_residual", x=x, weight=weight, out=out)
+    rows, width = out.shape
+    branch = launcher.workspace(rows, width)
+    launcher.matmul(x, weight, None, branch)
+    args = (branch, gate, out, width, width, out.stride(0))
+    threads = row_threads("linear_gated_residual", width)
+    launcher.launch("gated_residual_bf16", rows, threads, args)
+
+
+LINEAR_GATED_RESIDUAL = Op(
+    "linear_gated_residual", linear_gated_residual_ref, linear_gated_residual_launch
+)
 
 
 def linear_gated_residual(lane: Lane, x: Tensor, weight: Tensor, gate: Tensor, out: Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import I32, ArgCheck
+from .launch import Launcher
 from .op import Lane, Op
 
 
@@ -14,7 +15,12 @@ def offset_count_ref(count: Tensor, out: Tensor, *, offset: int) -> None:
     torch.add(count, offset, out=out)
 
 
-OFFSET_COUNT = Op("offset_count", offset_count_ref)
+def offset_count_launch(launcher: Launcher, count: Tensor, out: Tensor, *, offset: int) -> None:
+    """One thread."""
+    launcher.launch("offset_count_i32", 1, 1, (count, out, offset))
+
+
+OFFSET_COUNT = Op("offset_count", offset_count_ref, offset_count_launch)
 
 
 def offset_count(lane: Lane, count: Tensor, out: Tensor, *, offset: int) -> None:

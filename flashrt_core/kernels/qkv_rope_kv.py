@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..errors import ContractError
 from .check import F32, ArgCheck
+from .launch import Launcher, blocks, require_bf16
 from .maths import split_qkv_rope
 from .op import Lane, Op
 
@@ -16,7 +18,32 @@ def qkv_rope_kv_ref(
     split_qkv_rope(qkv.float(), rope, q, k, v, head_dim)
 
 
-QKV_ROPE_KV = Op("qkv_rope_kv", qkv_rope_kv_ref)
+def qkv_rope_kv_launch(
+    launcher: Launcher,
+    qkv: Tensor,
+    rope: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    *,
+    head_dim: int,
+) -> None:
+    """One block a row, eight angles a thread."""
+    require_bf16("qkv_rope_kv", qkv=qkv, q=q, k=k, v=v)
+    if head_dim % 16:
+        raise ContractError(
+            "qkv_rope_kv: head_dim on device 'cuda'", expected="a multiple of 16", got=head_dim
+        )
+    q_heads, kv_heads = (0 if q is None else q.shape[1] // head_dim), k.shape[1] // head_dim
+    items = (q_heads + 3 * kv_heads) * head_dim // 16
+    args = (qkv, rope, q, k, v, q_heads, kv_heads, head_dim, qkv.stride(0), rope.stride(0))
+    strides = (0 if q is None else q.stride(0), k.stride(0), v.stride(0))
+    launcher.launch(
+        "qkv_rope_kv_bf16", qkv.shape[0], min(1024, blocks(items, 32) * 32), (*args, *strides)
+    )
+
+
+QKV_ROPE_KV = Op("qkv_rope_kv", qkv_rope_kv_ref, qkv_rope_kv_launch)
 
 
 def check_qkv_outputs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .launch import Launcher, require_bf16, row_threads, stream_suffix
 from .maths import rms_normalise
 from .op import Lane, Op
 
@@ -14,7 +15,20 @@ def rms_norm_ref(x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
     out.copy_(rms_normalise(x, eps).mul_(1.0 + weight))
 
 
-RMS_NORM = Op("rms_norm", rms_norm_ref)
+def rms_norm_launch(
+    launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor, *, eps: float
+) -> None:
+    """One block a row."""
+    require_bf16("rms_norm", out=out)
+    kernel = {"bf16": "rms_norm_bf16", "f32": "rms_norm_f32_bf16"}[
+        stream_suffix("rms_norm", "x", x)
+    ]
+    rows, width = x.shape
+    args = (x, weight, out, width, x.stride(0), out.stride(0), eps)
+    launcher.launch(kernel, rows, row_threads("rms_norm", width), args)
+
+
+RMS_NORM = Op("rms_norm", rms_norm_ref, rms_norm_launch)
 
 
 def rms_norm(lane: Lane, x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:

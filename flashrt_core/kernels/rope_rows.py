@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, I32, ArgCheck
+from .launch import Float64, Launcher
 from .op import Lane, Op
 
 
@@ -19,7 +20,14 @@ def rope_rows_ref(first: Tensor, out: Tensor, *, theta: float) -> None:
     out.copy_(torch.cat((angles.cos(), angles.sin()), dim=1))
 
 
-ROPE_ROWS = Op("rope_rows", rope_rows_ref)
+def rope_rows_launch(launcher: Launcher, first: Tensor, out: Tensor, *, theta: float) -> None:
+    """One block a row."""
+    rows, width = out.shape
+    args = (first, out, width, out.stride(0), Float64(theta))
+    launcher.launch("rope_rows_f32", rows, 128, args)
+
+
+ROPE_ROWS = Op("rope_rows", rope_rows_ref, rope_rows_launch)
 
 
 def rope_rows(lane: Lane, first: Tensor, out: Tensor, *, theta: float) -> None:

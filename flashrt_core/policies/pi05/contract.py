@@ -109,18 +109,19 @@ def _static_buffers(config: Pi05Config, dtype: DType, rows: int) -> Iterator[Buf
     f32, vision, trunk, expert = DType.F32, config.vision, config.trunk, config.expert
     L, D, F = vision.depth, vision.width, vision.ffn
     yield static("vision.patch_weight", D, config.patch_dim, doc="columns: channel, y, x")
-    yield static("vision.patch_bias", D)
-    yield static("vision.position", config.view_tokens, D)
+    # Biases of products that end in the residual stream have its format.
+    yield static("vision.patch_bias", D, dtype=f32)
+    yield static("vision.position", config.view_tokens, D, dtype=f32)
     for norm in ("norm1", "norm2"):
         yield static(f"vision.{norm}_weight", L, D, dtype=f32)
         yield static(f"vision.{norm}_bias", L, D, dtype=f32)
     for name, out, into in (("qkv", 3 * D, D), ("out", D, D), ("fc1", F, D), ("fc2", D, F)):
         yield static(f"vision.{name}_weight", L, out, into)
-        yield static(f"vision.{name}_bias", L, out)
+        yield static(f"vision.{name}_bias", L, out, dtype=f32 if out == D else dtype)
     yield static("vision.post_norm_weight", D, dtype=f32)
     yield static("vision.post_norm_bias", D, dtype=f32)
     yield static("projector.weight", trunk.width, D)
-    yield static("projector.bias", trunk.width)
+    yield static("projector.bias", trunk.width, dtype=f32)
 
     yield static("trunk.embedding", config.vocab, trunk.width)
     yield static("trunk.rope", rows, trunk.head_dim, dtype=f32, doc="cosines, then sines")
@@ -176,18 +177,20 @@ def _state(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
 
 
 def _scratch(config: Pi05Config, dtype: DType, views: int, rows: int) -> Iterator[BufferSpec]:
-    def scratch(name: str, *shape: int) -> BufferSpec:
+    def scratch(name: str, *shape: int, dtype: DType = dtype) -> BufferSpec:
         return BufferSpec(name, shape, dtype, Role.SCRATCH)
+
+    # A residual stream takes up to 54 additions: in bf16 their roundings are most of the error.
 
     vision, trunk, expert = config.vision, config.trunk, config.expert
     image_rows = views * config.view_tokens
     yield scratch("vision_patches", image_rows, config.patch_dim)
-    yield scratch("vision_x", image_rows, vision.width)
+    yield scratch("vision_x", image_rows, vision.width, dtype=DType.F32)
     yield scratch("vision_normal", image_rows, vision.width)
     yield scratch("vision_qkv", image_rows, 3 * vision.width)
     yield scratch("vision_mixed", image_rows, vision.width)
     yield scratch("vision_hidden", image_rows, vision.ffn)
-    yield scratch("trunk_x", rows, trunk.width)
+    yield scratch("trunk_x", rows, trunk.width, dtype=DType.F32)
     yield scratch("trunk_normal", rows, trunk.width)
     yield scratch("trunk_qkv", rows, trunk.q_width + 2 * trunk.head_dim)
     yield scratch("trunk_q", rows, trunk.q_width)

@@ -66,7 +66,8 @@ def test_static_buffers_hold_each_weight_once() -> None:
     assert two_byte_elements("trunk.") - 257152 * 2048 == 1_872_756_736
     assert two_byte_elements("expert.") == 18 * (1024 * 2560 + 2048 * 1024 + 3 * 1024 * 4096)
     norms = 4 * 27 * 1152 + 2 * 1152
-    assert two_byte_elements("vision.") == 412_442_352 - norms
+    stream = (1 + 256 + 2 * 27) * 1152  # biases and positions that enter the residual stream
+    assert two_byte_elements("vision.") == 412_442_352 - norms - stream
 
 
 def test_capsule_regions() -> None:
@@ -88,9 +89,10 @@ def test_capsule_regions() -> None:
 def test_formats(precision: str) -> None:
     contract = base_contract(precision)
     wide = DType.F32 if precision == "fp32" else DType.BF16
-    for name in ("kv", "trunk_x", "vision.qkv_bias", "expert.down_weight", "prompt_embedding"):
+    for name in ("kv", "trunk_q", "vision.qkv_bias", "expert.down_weight", "prompt_embedding"):
         assert contract.buffer(name).dtype is wide
-    for name in ("noise", "actions", "expert.modulation", "trunk.norm1_weight", "expert_rope"):
+    plain = ("noise", "actions", "expert.modulation", "trunk.norm1_weight", "expert_rope")
+    for name in (*plain, "vision_x", "trunk_x", "vision.out_bias", "projector.bias"):
         assert contract.buffer(name).dtype is DType.F32
 
 

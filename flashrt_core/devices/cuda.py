@@ -1,0 +1,349 @@
+"""The CUDA device: stages captured into graphs over one arena, replayed in one driver call.
+
+It owns an arena on the GPU, pinned staging for the windows, one stream, the kernel library and
+cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read and copy_rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..contract import BufferSpec, Role
+from ..errors import CaptureError, DeviceError, FlashRTError
+from ..kernels.op import Op
+from .base import Program, Segment
+from .cublaslt import CublasLt, cache_path, load_cublaslt
+from .cuda_driver import CudaDriver
+from .cuda_graph import captured
+from .cuda_launcher import CudaLauncher
+from .cuda_library import KernelLibrary, find_fatbin
+
+_ALIGNMENT = 256  # bytes; what the driver's own allocations have
+_EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
+
+
+@dataclass
+class CudaProgram:
+    """One instantiated graph.
+
+    Attributes:
+        names: segments in replay order.
+        executable: the graph.
+        events: one before the first segment and one after each.
+        kernels: kernel nodes of the graph.
+        launches: our own kernels, in order; library products appear as "matmul".
+    """
+
+    names: tuple[str, ...]
+    executable: Any
+    events: list[Any]
+    kernels: int
+    launches: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Names in replay order."""
+        return self.names
+
+
+@dataclass
+class _Window:
+    """Pinned host memory behind one SWAP buffer."""
+
+    address: int
+    view: np.ndarray[Any, Any]  # uint8
+    in_flight: bool = False
+
+
+class _Lane:
+    def __init__(self, launcher: CudaLauncher) -> None:
+        self._launcher = launcher
+
+    def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        if op.launch is None:
+            raise CaptureError(
+                f"op {op.name!r}",
+                expected="a CUDA kernel",
+                got="none",
+                remedy="set device to 'cpu'",
+            )
+        op.launch(self._launcher, *args, **kwargs)
+
+
+class CudaDevice:
+    """The first visible GPU.
+
+    Args:
+        overlap: let kernels start before the one in front has finished (programmatic dependent
+            launch). The bits are the same either way.
+
+    Raises:
+        DeviceError: no driver, driver too old, no GPU, a GPU too old, a CPU-only build, a missing
+            package; one line each.
+    """
+
+    name = "cuda"
+
+    def __init__(self, *, overlap: bool = True) -> None:
+        # Whatever fails from here on, what was opened before it is closed again.
+        with ExitStack() as opened:
+            self._open(opened, overlap)
+            self._opened: ExitStack | None = opened.pop_all()
+        self._arena: Tensor | None = None
+        self._windows: dict[int, _Window] = {}
+        self._programs: list[CudaProgram] = []
+
+    def _open(self, opened: ExitStack, overlap: bool) -> None:
+        self.driver = CudaDriver()
+        opened.callback(self.driver.close)
+        image = find_fatbin().read_bytes()
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "device 'cuda'",
+                expected="torch with CUDA",
+                got=f"torch {torch.__version__}",
+                remedy="install torch from its CUDA index, or set device to 'cpu'",
+            )
+        version = int(load_cublaslt().get_version())
+        torch.cuda.init()
+        major, minor = self.driver.capability
+        self.arch = f"sm_{major}{minor}"
+        kernels = KernelLibrary(self.driver, image)
+        opened.callback(kernels.close)
+        self.library = f"{kernels.digest}-cublaslt-{version}"
+        flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = self.driver.call("cuStreamCreate", int(flags))
+        opened.callback(self.driver.call, "cuStreamDestroy", self._stream)
+        self.gemm = CublasLt(self.driver, self._stream, cache_path(self.driver.name, version))
+        opened.callback(self.gemm.close)
+        self.launcher = CudaLauncher(self.driver, kernels, self.gemm, self._stream, overlap=overlap)
+        opened.callback(self.launcher.close)
+
+    def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
+        """Zeroed, 256-byte aligned views of one arena; DeviceError when memory does not suffice."""
+        specs = list(specs)
+        if self._arena is not None:
+            raise DeviceError(
+                "device 'cuda'", expected="one allocation a device", got="a second one"
+            )
+        self.driver.enter()
+        offsets, size = [], 0
+        for spec in specs:
+            offsets.append(size)
+            size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._arena = self._allocate_arena(size + _ALIGNMENT)
+        base = -self._arena.data_ptr() % _ALIGNMENT
+        self.launcher.memory = (self._arena.data_ptr() + base, size)
+        buffers = {
+            spec.name: self._arena[base + offset : base + offset + spec.nbytes]
+            .view(getattr(torch, spec.dtype.value))
+            .view(spec.shape)
+            for spec, offset in zip(specs, offsets, strict=True)
+        }
+        for spec in specs:
+            if spec.role is Role.SWAP:
+                self._windows[buffers[spec.name].data_ptr()] = self._window(spec.nbytes)
+        return buffers
+
+    def capture(self, segments: Sequence[Segment]) -> CudaProgram:
+        """Capture each body's kernels into one graph; CaptureError names a failed segment."""
+        self.driver.enter()
+        torch.cuda.synchronize()  # what torch has put into the buffers is complete
+        names = tuple(name for name, _ in segments)
+        events: list[Any] = []
+        try:
+            self.launcher.begin(planning=True)
+            for name, body in segments:
+                self._run_body(name, body)
+            self.launcher.begin(planning=False)
+            events = [self.driver.call("cuEventCreate", 0) for _ in range(len(segments) + 1)]
+            with captured(self.driver, self._stream) as graph:
+                self._record(events[0])
+                for (name, body), event in zip(segments, events[1:], strict=True):
+                    self._run_body(name, body)
+                    self._record(event)
+            kernels = self._count_kernels(graph.value)
+            executable = self.driver.call("cuGraphInstantiate", graph.value, 0)
+            self.driver.call("cuGraphDestroy", graph.value)
+        except BaseException:
+            for event in events:
+                self.driver.call("cuEventDestroy", event)
+            raise
+        program = CudaProgram(names, executable, events, kernels, tuple(self.launcher.launched))
+        self._programs.append(program)
+        self.driver.call("cuGraphUpload", executable, self._stream)
+        self.driver.call("cuStreamSynchronize", self._stream)
+        return program
+
+    def replay(self, program: Program) -> None:
+        """Launch the graph and wait for it."""
+        self.driver.enter()
+        self.driver.call("cuGraphLaunch", self._own(program).executable, self._stream)
+        self._synchronize()
+
+    def elapsed_ms(self, program: Program) -> dict[str, float]:
+        """GPU milliseconds of each segment in the last replay, from events inside the graph."""
+        own = self._own(program)
+        return {
+            name: float(self.driver.call("cuEventElapsedTime", start, end))
+            for name, start, end in zip(own.names, own.events, own.events[1:], strict=False)
+        }
+
+    def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Copy host values into a buffer; a window is copied while the host goes on."""
+        self.driver.enter()
+        value = np.ascontiguousarray(value)
+        if value.nbytes != target.nbytes:
+            raise DeviceError(
+                "write", expected=f"{target.nbytes} bytes", got=f"{value.nbytes} bytes"
+            )
+        window = self._windows.get(target.data_ptr())
+        if window is None or window.view.nbytes < value.nbytes:
+            self.driver.call(
+                "cuMemcpyHtoDAsync",
+                target.data_ptr(),
+                value.ctypes.data,
+                value.nbytes,
+                self._stream,
+            )
+            self._synchronize()
+            return
+        if window.in_flight:
+            self._synchronize()
+        window.view[: value.nbytes] = value.reshape(-1).view(np.uint8)
+        self.driver.call(
+            "cuMemcpyHtoDAsync", target.data_ptr(), window.address, value.nbytes, self._stream
+        )
+        window.in_flight = True
+
+    def read(self, source: Tensor) -> np.ndarray[Any, Any]:
+        """A host copy of a contiguous buffer; bf16 comes as float32."""
+        self.driver.enter()
+        host = np.empty(source.nbytes, dtype=np.uint8)
+        window = self._windows.get(source.data_ptr())
+        staged = window is not None and window.view.nbytes >= source.nbytes
+        address = window.address if window is not None and staged else host.ctypes.data
+        if window is not None and window.in_flight:
+            self._synchronize()
+        self.driver.call(
+            "cuMemcpyDtoHAsync", address, source.data_ptr(), source.nbytes, self._stream
+        )
+        self._synchronize()
+        if window is not None and staged:
+            host[:] = window.view[: source.nbytes]
+        return _to_numpy(host, source)
+
+    def copy_rows(
+        self,
+        target: Tensor,
+        source: Tensor,
+        *,
+        row_bytes: int,
+        rows: int,
+        target_offset: int,
+        target_pitch: int,
+        source_offset: int,
+        source_pitch: int,
+    ) -> None:
+        """Copy ``rows`` runs of ``row_bytes`` in one driver call, in stream order."""
+        self.driver.enter()
+        api = self.driver.api
+        copy = api.CUDA_MEMCPY2D()
+        copy.srcMemoryType = copy.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcDevice = source.data_ptr() + source_offset
+        copy.dstDevice = target.data_ptr() + target_offset
+        copy.srcPitch = max(source_pitch, row_bytes)
+        copy.dstPitch = max(target_pitch, row_bytes)
+        copy.WidthInBytes, copy.Height = row_bytes, rows
+        self.driver.call("cuMemcpy2DAsync", copy, self._stream)
+
+    def close(self) -> None:
+        """Release graphs, events, stream, library, staging and arena."""
+        if self._opened is None:
+            return
+        opened, self._opened = self._opened, None
+        self.driver.enter()
+        self._synchronize()
+        for program in self._programs:
+            self.driver.call("cuGraphExecDestroy", program.executable)
+            for event in program.events:
+                self.driver.call("cuEventDestroy", event)
+        self._programs.clear()
+        for window in self._windows.values():
+            self.driver.call("cuMemFreeHost", window.address)
+        self._windows.clear()
+        self._arena = None
+        self.launcher.memory = (0, 0)
+        with opened:
+            torch.cuda.empty_cache()
+
+    def timed_replay_ms(self, program: Program) -> float:
+        """Replay once; GPU milliseconds of the whole graph, by its first and last event."""
+        self.replay(program)
+        own = self._own(program)
+        return float(self.driver.call("cuEventElapsedTime", own.events[0], own.events[-1]))
+
+    def _run_body(self, name: str, body: Any) -> None:
+        self.launcher.boundary()
+        try:
+            body(_Lane(self.launcher))
+        except FlashRTError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"stage {name!r} could not be captured", got=repr(error)) from error
+
+    def _record(self, event: Any) -> None:
+        self.driver.call("cuEventRecordWithFlags", event, self._stream, _EVENT_IN_GRAPH)
+
+    def _count_kernels(self, graph: Any) -> int:
+        _, count = self.driver.call("cuGraphGetNodes", graph, 0)
+        nodes, _ = self.driver.call("cuGraphGetNodes", graph, count)
+        kernel = self.driver.api.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        return sum(self.driver.call("cuGraphNodeGetType", node) == kernel for node in nodes)
+
+    def _synchronize(self) -> None:
+        self.driver.call("cuStreamSynchronize", self._stream)
+        for window in self._windows.values():
+            window.in_flight = False
+
+    def _own(self, program: Program) -> CudaProgram:
+        if not isinstance(program, CudaProgram):
+            raise DeviceError(
+                "device 'cuda'", expected="a program it captured", got=type(program).__name__
+            )
+        return program
+
+    def _allocate_arena(self, size: int) -> Tensor:
+        try:
+            arena = torch.zeros(size, dtype=torch.uint8, device="cuda")
+            torch.cuda.synchronize()
+        except torch.OutOfMemoryError as error:
+            free, total = self.driver.call("cuMemGetInfo")
+            raise DeviceError(
+                f"memory of GPU {self.driver.name!r} for the policy's buffers",
+                expected=f"{size / 1e9:.2f} GB free",
+                got=f"{free / 1e9:.2f} of {total / 1e9:.2f} GB",
+                remedy="stop other programs on it, or choose a smaller preset",
+            ) from error
+        return arena
+
+    def _window(self, nbytes: int) -> _Window:
+        address = int(self.driver.call("cuMemHostAlloc", nbytes, 0))
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        return _Window(address, view)
+
+
+def _to_numpy(host: np.ndarray[Any, Any], source: Tensor) -> np.ndarray[Any, Any]:
+    """Bytes of a tensor as an array of its shape; formats numpy lacks are widened to float32."""
+    value = torch.from_numpy(host).view(source.dtype).view(source.shape)
+    if source.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        return value.float().numpy()
+    return value.numpy()

@@ -1,0 +1,139 @@
+"""Puts the kernels of ops on the captured stream, or plans what they will need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureError, ContractError
+from ..kernels.launch import Size
+from .cublaslt import CublasLt, Operands, Site
+from .cuda_driver import CudaDriver
+from .cuda_library import KernelLibrary, Packed, launch_config
+
+
+class CudaLauncher:
+    """What op launchers see of the CUDA device.
+
+    A body runs twice: once planning (algorithms are chosen, workspace is sized, nothing is
+    launched), once captured.
+
+    Attributes:
+        architecture: compute capability, 90 for 9.0.
+        multiprocessors: of the GPU.
+        memory: start and size of the device's arena.
+        launched: names of what was launched since :meth:`begin`, in order.
+    """
+
+    def __init__(
+        self,
+        driver: CudaDriver,
+        library: KernelLibrary,
+        gemm: CublasLt,
+        stream: Any,
+        *,
+        overlap: bool,
+    ) -> None:
+        self._driver = driver
+        self._library = library
+        self._gemm = gemm
+        self._stream = stream
+        self._overlap = overlap
+        self._planning = True
+        self._boundary = True
+        self._workspaces: list[Tensor] = []
+        self.architecture = driver.capability[0] * 10 + driver.capability[1]
+        self.multiprocessors = driver.multiprocessors
+        self.memory = (0, 0)
+        self.launched: list[str] = []
+
+    def begin(self, *, planning: bool) -> None:
+        """Start planning, or start launching what was planned."""
+        self._planning = planning
+        self.launched = []
+
+    def boundary(self) -> None:
+        """What comes next follows something other than a kernel, and cannot overlap with it."""
+        self._boundary = True
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Size,
+        block: Size,
+        args: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        cluster: Size | None = None,
+        pdl: bool = True,
+    ) -> None:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        function = self._library.function(kernel, shared_bytes)
+        early = pdl and self._overlap and not self._boundary and self.architecture >= 90
+        config = launch_config(
+            self._driver,
+            self._stream,
+            grid,
+            block,
+            shared_bytes=shared_bytes,
+            cluster=cluster,
+            pdl=early,
+        )
+        packed = Packed(self._driver, args)
+        if self._planning:
+            return
+        self._driver.call("cuLaunchKernelEx", config, function, packed.address, 0)
+        self.launched.append(kernel)
+        self._boundary = False
+
+    def matmul(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        gelu: bool = False,
+        accumulate: bool = False,
+    ) -> None:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        site = Site(
+            rows=x.shape[0],
+            columns=weight.shape[0],
+            depth=x.shape[1],
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
+            bias=bias is not None,
+            gelu=gelu,
+            accumulate=accumulate,
+            wide=out.dtype is torch.float32,
+        )
+        if bias is not None and bias.dtype is not out.dtype:
+            raise ContractError("bias of a product", expected=out.dtype, got=bias.dtype)
+        if self._planning:
+            self._gemm.prepare(site, self.memory)
+            return
+        offset = bias.data_ptr() if bias is not None else 0
+        addresses = Operands(x.data_ptr(), weight.data_ptr(), offset, out.data_ptr())
+        self._gemm.run(site, addresses)
+        self.launched.append("matmul")
+        self._boundary = False
+
+    def workspace(self, *shape: int) -> Tensor:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        count = prod(shape)
+        held = self._workspaces[-1].numel() if self._workspaces else 0
+        if count > held:
+            if not self._planning:
+                raise CaptureError("workspace", expected=f"at most {held} values", got=count)
+            # Graphs captured earlier hold the address of the smaller one, so that one stays.
+            self._workspaces.append(torch.empty(count, dtype=torch.bfloat16, device="cuda"))
+        return self._workspaces[-1][:count].view(shape)
+
+    def close(self) -> None:
+        """Release the workspace."""
+        self._workspaces.clear()

@@ -1,0 +1,147 @@
+"""What a CUDA launcher of an op may use, and the checks that all launchers share.
+
+Launchers run while a stage is captured, never at replay. They get the same arguments as the op's
+reference; tensors are views of the device's buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ContractError
+
+Size = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Float64:
+    """A ``double`` argument; plain floats are passed as ``float``."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tile map for the bulk copy engine, passed by value.
+
+    Attributes:
+        base: device address of the first element, 16-byte aligned.
+        rows, columns: bf16 elements of the matrix; rows outside read as zero.
+        stride: elements between rows.
+        box_rows, box_columns: elements of a tile; 64 or 32 columns, swizzled over that width.
+    """
+
+    base: int
+    rows: int
+    columns: int
+    stride: int
+    box_rows: int
+    box_columns: int
+
+
+class Launcher(Protocol):
+    """Puts kernels on the stream that is being captured."""
+
+    architecture: int  # compute capability, 90 for 9.0
+    multiprocessors: int
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Size,
+        block: Size,
+        args: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        cluster: Size | None = None,
+        pdl: bool = True,
+    ) -> None:
+        """Launch an entry of the kernel library.
+
+        Args:
+            kernel: name of the ``extern "C"`` entry.
+            grid, block: sizes in blocks and threads.
+            args: tensors (their address), None (a null pointer), ints (int32), floats (float32), or
+                one of the types above.
+            shared_bytes: dynamic shared memory.
+            cluster: blocks of a cluster.
+            pdl: may start before the kernel in front has finished; the kernel must then call
+                ``pdl_wait()`` before it touches what others write.
+        """
+
+    def matmul(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        gelu: bool = False,
+        accumulate: bool = False,
+    ) -> None:
+        """out = act(x W^T + b), plus what ``out`` held when ``accumulate``.
+
+        x and W are bf16; out and b are both bf16 or both float32.
+        """
+
+    def workspace(self, *shape: int) -> Tensor:
+        """bf16 scratch memory that the next call of this method hands out again."""
+
+
+def require_bf16(op: str, **tensors: Tensor | None) -> None:
+    """ContractError unless every tensor is bf16 in rows of whole, aligned 16-byte vectors."""
+    for name, value in tensors.items():
+        if value is None:
+            continue
+        _require_format(op, name, value)
+        strides = value.stride()[:-1]
+        aligned = value.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
+        if not aligned or value.shape[-1] % 8:
+            raise ContractError(
+                f"{op}: argument '{name}' on device 'cuda'",
+                expected="16-byte aligned rows of a multiple of 8 values",
+                got=f"{list(value.shape)}, strides {value.stride()}",
+            )
+
+
+def require_bf16_rows(op: str, **tensors: Tensor | None) -> None:
+    """ContractError unless every tensor is bf16; rows may have any width."""
+    for name, value in tensors.items():
+        if value is not None:
+            _require_format(op, name, value)
+
+
+def stream_suffix(op: str, name: str, value: Tensor) -> str:
+    """ "f32" or "bf16" for a residual stream, which may be either; ContractError on another."""
+    if value.dtype is torch.float32 and value.data_ptr() % 16 == 0 and value.stride(0) % 4 == 0:
+        return "f32"
+    require_bf16(op, **{name: value})
+    return "bf16"
+
+
+def _require_format(op: str, name: str, value: Tensor) -> None:
+    if value.dtype is not torch.bfloat16:
+        raise ContractError(
+            f"{op}: argument '{name}' on device 'cuda'",
+            expected="bfloat16",
+            got=str(value.dtype).removeprefix("torch."),
+            remedy="set precision to 'bf16'",
+        )
+
+
+def row_threads(op: str, width: int) -> int:
+    """Threads of a block that holds a row in registers, eight values a thread."""
+    threads = -(-width // 256) * 32
+    if threads > 1024:
+        raise ContractError(f"{op}: width on device 'cuda'", expected="at most 8192", got=width)
+    return threads
+
+
+def blocks(items: int, each: int) -> int:
+    """Blocks that cover ``items`` when one takes ``each``."""
+    return -(-items // each)

@@ -1,0 +1,144 @@
+"""A CUDA driver that is not there: answers as told, and remembers what is open."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class Result(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_DEVICE = 101
+    CUDA_ERROR_NO_BINARY_FOR_GPU = 209
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803
+
+
+class Attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+
+
+class Record(SimpleNamespace):
+    """A struct of the driver: any field can be set."""
+
+
+class FakeCuda(ModuleType):
+    """Stands in for ``cuda.bindings.driver``.
+
+    Attributes:
+        opened: open handles, as (kind, handle).
+        launched: (grid, block, shared bytes, attribute ids) of every launch.
+        failing: call name -> result it gives instead of success.
+    """
+
+    CUresult = Result
+    CUdevice_attribute = Attribute
+    CUlaunchConfig = Record
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6,
+    )
+
+    def __init__(self, *, version: int = 13000, devices: int = 1, capability: Any = (9, 0)) -> None:
+        super().__init__("cuda.bindings.driver")
+        self.version, self.devices, self.capability = version, devices, capability
+        self.entries = {"known_kernel"}
+        self.opened: set[tuple[str, int]] = set()
+        self.launched: list[tuple[Any, ...]] = []
+        self.shared: list[int] = []
+        self.failing: dict[str, Result] = {}
+        self._next = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("cu") and name in object.__getattribute__(self, "failing"):
+            return lambda *args: (object.__getattribute__(self, "failing")[name], None)
+        return object.__getattribute__(self, name)
+
+    @staticmethod
+    def CUlaunchAttribute() -> Record:  # noqa: N802
+        return Record(value=Record(clusterDim=Record()))
+
+    def _open(self, kind: str) -> tuple[Result, int]:
+        self._next += 1
+        self.opened.add((kind, self._next))
+        return Result.CUDA_SUCCESS, self._next
+
+    def _close(self, kind: str, handle: int) -> tuple[Result]:
+        self.opened.remove((kind, handle))
+        return (Result.CUDA_SUCCESS,)
+
+    def cuInit(self, flags: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    def cuDriverGetVersion(self) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, self.version
+
+    def cuDeviceGetCount(self) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, self.devices
+
+    def cuDeviceGet(self, ordinal: int) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, ordinal
+
+    def cuDeviceGetName(self, size: int, device: int) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, b"Fake GPU\0\0"
+
+    def cuDeviceGetAttribute(self, attribute: Attribute, device: int) -> Any:  # noqa: N802
+        values = (132, *self.capability)
+        return Result.CUDA_SUCCESS, values[list(Attribute).index(attribute)]
+
+    def cuGetErrorString(self, code: Result) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, code.name.lower().replace("_", " ").encode()
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> Any:  # noqa: N802
+        return self._open("context")
+
+    def cuDevicePrimaryCtxRelease(self, device: int) -> Any:  # noqa: N802
+        self.opened = {entry for entry in self.opened if entry[0] != "context"}
+        return (Result.CUDA_SUCCESS,)
+
+    def cuCtxSetCurrent(self, context: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    def cuLibraryLoadData(self, image: bytes, *options: Any) -> Any:  # noqa: N802
+        return self._open("library")
+
+    def cuLibraryUnload(self, library: int) -> Any:  # noqa: N802
+        return self._close("library", library)
+
+    def cuLibraryGetKernel(self, library: int, name: bytes) -> Any:  # noqa: N802
+        if name.decode() not in self.entries:
+            return Result.CUDA_ERROR_NOT_FOUND, None
+        return Result.CUDA_SUCCESS, name
+
+    def cuKernelGetFunction(self, kernel: bytes) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, kernel
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> Any:  # noqa: N802
+        self.shared.append(value)
+        return (Result.CUDA_SUCCESS,)
+
+    def cuStreamCreate(self, flags: int) -> Any:  # noqa: N802
+        return self._open("stream")
+
+    def cuStreamDestroy(self, stream: int) -> Any:  # noqa: N802
+        return self._close("stream", stream)
+
+    def cuStreamSynchronize(self, stream: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    def cuMemGetInfo(self) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, int(2e9), int(8e9)
+
+    def cuLaunchKernelEx(self, config: Record, function: Any, params: int, extra: int) -> Any:  # noqa: N802
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        kinds = tuple(attribute.id for attribute in config.attrs)
+        self.launched.append((grid, block, config.sharedMemBytes, kinds))
+        return (Result.CUDA_SUCCESS,)

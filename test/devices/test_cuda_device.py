@@ -1,0 +1,224 @@
+"""The CUDA device on machines without one: what it says, what it launches, what it gives back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashrt_core.contract import BufferSpec, DType, Role
+from flashrt_core.devices import cuda, cuda_driver, cuda_library, open_device
+from flashrt_core.devices.cuda_driver import CudaDriver
+from flashrt_core.devices.cuda_launcher import CudaLauncher
+from flashrt_core.devices.cuda_library import KernelLibrary, Packed, sizes
+from flashrt_core.errors import CaptureError, ContractError, DeviceError
+from flashrt_core.kernels.launch import Float64
+from test.devices.fake_cuda import FakeCuda, Result
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Puts a fake driver, a fatbin and CUDA-capable torch in place."""
+
+    def install(fake: FakeCuda) -> FakeCuda:
+        bindings = ModuleType("cuda.bindings")
+        bindings.driver = fake  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+        monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: None)
+        fatbin = tmp_path / "kernels.fatbin"
+        fatbin.write_bytes(b"machine code")
+        monkeypatch.setenv("FLASHRT_KERNELS", str(fatbin))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        for name in ("init", "empty_cache", "synchronize"):
+            monkeypatch.setattr(torch.cuda, name, lambda: None)
+        lt = SimpleNamespace(get_version=lambda: 130100)
+        monkeypatch.setattr(cuda, "load_cublaslt", lambda: lt)
+        closed = SimpleNamespace(close=lambda: None)
+        monkeypatch.setattr(cuda, "CublasLt", lambda *args: closed)
+        return fake
+
+    return install
+
+
+def refusal(message: str) -> Any:
+    """A DeviceError in one line that matches ``message``."""
+    return pytest.raises(DeviceError, match=rf"\A[^\n]*{message}[^\n]*\Z")
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with refusal("no driver library.*install the NVIDIA driver"):
+        open_device("cuda")
+
+
+def test_no_bindings(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(FakeCuda())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with refusal(r"cuda-bindings.*pip install 'flashrt-ros\[cuda\]'"):
+        open_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("fake", "message"),
+    [
+        (FakeCuda(version=12080), "NVIDIA driver: expected CUDA 13.0 or newer, got CUDA 12.8"),
+        (FakeCuda(devices=0), "expected an NVIDIA GPU, got none visible"),
+        (FakeCuda(capability=(7, 5)), "'Fake GPU': expected compute capability 8.0.*got 7.5"),
+    ],
+)
+def test_unusable_machines(install: Any, fake: FakeCuda, message: str) -> None:
+    install(fake)
+    with refusal(message):
+        open_device("cuda")
+    assert not fake.opened
+
+
+def test_hidden_gpu(install: Any) -> None:
+    fake = install(FakeCuda())
+    fake.failing["cuInit"] = Result.CUDA_ERROR_NO_DEVICE
+    with refusal("none visible"):
+        open_device("cuda")
+
+
+def test_cpu_only_build(install: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = install(FakeCuda())
+    monkeypatch.delenv("FLASHRT_KERNELS")
+    monkeypatch.setattr(cuda_library, "_PACKAGE", tmp_path / "flashrt_core")
+    with refusal("got a CPU-only build"):
+        open_device("cuda")
+    assert not fake.opened
+
+
+def test_kernels_of_another_gpu(install: Any) -> None:
+    fake = install(FakeCuda())
+    fake.failing["cuLibraryLoadData"] = Result.CUDA_ERROR_NO_BINARY_FOR_GPU
+    with refusal("kernel library: expected machine code for this GPU.*NO_BINARY_FOR_GPU"):
+        open_device("cuda")
+    assert not fake.opened
+
+
+def test_torch_without_cuda(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(FakeCuda())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with refusal("expected torch with CUDA"):
+        open_device("cuda")
+    assert not fake.opened
+
+
+def test_failure_behind_the_stream_closes_what_was_opened(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = install(FakeCuda())
+
+    def broken(*args: Any) -> None:
+        raise DeviceError("cuBLASLt", got="no memory for its workspace")
+
+    monkeypatch.setattr(cuda, "CublasLt", broken)
+    with refusal("workspace"):
+        open_device("cuda")
+    assert not fake.opened
+
+
+def test_out_of_memory(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(FakeCuda())
+    device = open_device("cuda")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with refusal("memory of GPU 'Fake GPU'.*expected 4.00 GB free, got 2.00 of 8.00 GB"):
+        device.allocate([BufferSpec("x", (1_000_000_000,), DType.F32, Role.STATIC)])
+    device.close()
+    device.close()
+    assert not fake.opened
+
+
+@pytest.fixture
+def launcher(install: Any) -> Any:
+    fake = install(FakeCuda())
+    driver = CudaDriver()
+    library = KernelLibrary(driver, b"code")
+
+    def make(overlap: bool = True) -> CudaLauncher:
+        made = CudaLauncher(driver, library, SimpleNamespace(), 7, overlap=overlap)  # type: ignore[arg-type]
+        made.begin(planning=False)
+        return made
+
+    make.fake = fake  # type: ignore[attr-defined]
+    return make
+
+
+def test_only_a_kernel_behind_a_kernel_overlaps(launcher: Any) -> None:
+    ours = launcher()
+    for _ in range(2):
+        ours.launch("known_kernel", (3, 2), 128, ())
+    ours.launch("known_kernel", 1, 32, (), pdl=False)
+    ours.boundary()
+    ours.launch("known_kernel", 1, 32, (), cluster=8)
+    attributes = [entry[3] for entry in launcher.fake.launched]
+    assert attributes == [(), (6,), (), (4,)]
+    assert launcher.fake.launched[0][:2] == ((3, 2, 1), (128, 1, 1))
+
+
+def test_overlap_can_be_switched_off(launcher: Any) -> None:
+    ours = launcher(overlap=False)
+    for _ in range(3):
+        ours.launch("known_kernel", 1, 32, ())
+    assert [entry[3] for entry in launcher.fake.launched] == [(), (), ()]
+
+
+def test_planning_launches_nothing(launcher: Any) -> None:
+    ours = launcher()
+    ours.begin(planning=True)
+    ours.launch("known_kernel", 1, 32, (1, 2.0, None))
+    assert not launcher.fake.launched and not ours.launched
+
+
+def test_large_shared_memory_is_asked_for_once(launcher: Any) -> None:
+    ours = launcher()
+    for size in (1024, 100_000, 100_000, 200_000):
+        ours.launch("known_kernel", 1, 32, (), shared_bytes=size)
+    assert launcher.fake.shared == [100_000, 200_000]
+
+
+def test_unknown_kernel(launcher: Any) -> None:
+    with refusal("kernel 'nonsense': expected an entry of the kernel library"):
+        launcher().launch("nonsense", 1, 32, ())
+
+
+def test_workspace_does_not_grow_while_capturing(launcher: Any) -> None:
+    with pytest.raises(CaptureError, match="workspace"):
+        launcher().workspace(4, 4)
+
+
+def test_arguments_are_laid_out_for_the_driver(launcher: Any) -> None:
+    tensor = torch.zeros(4)
+    packed = Packed(SimpleNamespace(), (tensor, None, -3, 1.5, Float64(2.5)))  # type: ignore[arg-type]
+    table = (ctypes.c_void_p * 5).from_address(packed.address)
+    assert ctypes.c_uint64.from_address(table[0]).value == tensor.data_ptr()
+    assert ctypes.c_uint64.from_address(table[1]).value == 0
+    assert ctypes.c_int32.from_address(table[2]).value == -3
+    assert ctypes.c_float.from_address(table[3]).value == 1.5
+    assert ctypes.c_double.from_address(table[4]).value == 2.5
+
+
+@pytest.mark.parametrize("bad", [2**31, "text"])
+def test_bad_arguments(bad: Any) -> None:
+    with pytest.raises(ContractError, match="kernel argument 0"):
+        Packed(SimpleNamespace(), (bad,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [0, (1, 2, 3, 4), ()])
+def test_bad_sizes(bad: Any) -> None:
+    with pytest.raises(ContractError, match="launch size"):
+        sizes(bad)

@@ -1,0 +1,123 @@
+"""What the kernel sources declare, and a launcher that holds launches against it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashrt_core.kernels.launch import Float64, Size, TensorMap
+
+OPS = Path(__file__).resolve().parents[2] / "csrc" / "ops"
+_ENTRY = re.compile(r'extern "C"\s+__global__\s+void(.*?)\{', re.DOTALL)
+_MACRO = re.compile(r"#define (\w+)\(([\w, ]+)\)((?:.*\\\n)*.*\n)")
+
+
+def _expand(source: str) -> str:
+    """Replaces macros that declare entries by what they stand for."""
+    for name, parameters, body in _MACRO.findall(source):
+        if 'extern "C"' not in body:
+            continue
+        names = [parameter.strip() for parameter in parameters.split(",")]
+        for use in re.findall(rf"^{name}\((.*)\)$", source, re.MULTILINE):
+            text = body.replace("\\\n", "\n")
+            for parameter, value in zip(names, use.split(","), strict=True):
+                text = re.sub(rf"(##)?\b{parameter}\b(##)?", value.strip(), text)
+                text = text.replace(f"##{parameter}##", value.strip())
+            source += text.replace("##", "")
+        source = re.sub(rf"#define {name}\(.*\n(?:.*\\\n)*", "", source, count=1)
+    return source
+
+
+def _kind(parameter: str) -> str:
+    if "*" in parameter:
+        return "pointer"
+    if "CUtensorMap" in parameter:
+        return "map"
+    return next(kind for kind in ("float", "double", "int") if re.search(rf"\b{kind}\b", parameter))
+
+
+def declared() -> dict[str, tuple[str, ...]]:
+    """Entry name -> kinds of its parameters, of every kernel under csrc/ops."""
+    found = {}
+    for path in sorted(OPS.glob("*.cu")):
+        for head in _ENTRY.findall(_expand(path.read_text())):
+            head = re.sub(r"__launch_bounds__\([^)]*\)|__cluster_dims__\([^)]*\)", "", head)
+            name, parameters = re.search(r"(\w+)\s*\((.*)\)\s*$", head, re.DOTALL).groups()  # type: ignore[union-attr]
+            found[name] = tuple(_kind(part) for part in parameters.split(","))
+    return found
+
+
+def kind_of(arg: Any) -> str:
+    """The parameter kind that an argument of a launch is passed as."""
+    if arg is None or isinstance(arg, Tensor):
+        return "pointer"
+    if isinstance(arg, TensorMap):
+        return "map"
+    if isinstance(arg, Float64):
+        return "double"
+    return {int: "int", float: "float"}[type(arg)]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One recorded launch."""
+
+    kernel: str
+    grid: Size
+    block: Size
+    args: tuple[Any, ...]
+    shared_bytes: int
+    cluster: Size | None
+
+
+class CheckingLauncher:
+    """Records launches; fails on an entry or a parameter list that the sources do not have."""
+
+    def __init__(self, architecture: int = 90, multiprocessors: int = 132) -> None:
+        self.architecture = architecture
+        self.multiprocessors = multiprocessors
+        self.launches: list[Launch] = []
+        self.products = 0
+        self._declared = declared()
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Size,
+        block: Size,
+        args: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        cluster: Size | None = None,
+        pdl: bool = True,
+    ) -> None:
+        assert kernel in self._declared, f"no entry {kernel}"
+        kinds = tuple(kind_of(arg) for arg in args)
+        assert kinds == self._declared[kernel], kernel
+        threads = block if isinstance(block, int) else prod(block)
+        assert 0 < threads <= 1024 and shared_bytes <= 232_448, kernel
+        self.launches.append(Launch(kernel, grid, block, tuple(args), shared_bytes, cluster))
+
+    def matmul(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        gelu: bool = False,
+        accumulate: bool = False,
+    ) -> None:
+        assert x.shape[1] == weight.shape[1]
+        assert tuple(out.shape) == (x.shape[0], weight.shape[0])
+        self.products += 1
+
+    def workspace(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16)

@@ -1,0 +1,110 @@
+"""Launchers of the ops without a GPU: which kernel, which sizes, arguments as declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashrt_core.contract import Contract
+from flashrt_core.errors import ContractError
+from flashrt_core.kernels.attention import attention
+from flashrt_core.kernels.geglu_linear import choose_tile, geglu_linear
+from flashrt_core.kernels.op import Op
+from flashrt_core.kernels.rms_norm import rms_norm
+from flashrt_core.policies.pi05 import POLICY
+from test.kernels.signatures import CheckingLauncher, declared
+
+
+class Lane:
+    """Hands ops to a launcher."""
+
+    def __init__(self, launcher: CheckingLauncher) -> None:
+        self._launcher = launcher
+
+    def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        assert op.launch is not None, f"op {op.name} has no CUDA launcher"
+        op.launch(self._launcher, *args, **kwargs)
+
+
+def launch_policy(preset: str, views: int, launcher: CheckingLauncher, **overrides: Any) -> None:
+    config = POLICY.config(preset, **overrides)
+    shapes = POLICY.shapes(config, views)
+    contract: Contract = POLICY.contract(config, shapes, POLICY.slots[:views], "bf16")
+    buffers = {
+        spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.value))
+        for spec in contract.buffers
+    }
+    for stage in contract.stages:
+        POLICY.body(config, contract, stage.name, shapes[0])(Lane(launcher), buffers)
+
+
+#: The real widths with one or two layers: the kernels are those of the real sizes.
+SHALLOW = {
+    "vision_depth": 1,
+    "trunk_depth": 2,
+    "expert_depth": 2,
+    "vocab": 2000,
+    "steps": 1,
+    "prompt_buckets": (48,),
+}
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+@pytest.mark.parametrize("views", [1, 3])
+def test_real_widths_launch_as_declared(architecture: int, views: int) -> None:
+    launcher = CheckingLauncher(architecture)
+    launch_policy("base", views, launcher, **SHALLOW)
+    kernels = [launch.kernel for launch in launcher.launches]
+    assert kernels.count("image_patches_bf16") == views
+    assert "attention_segments_d72_bf16" in kernels
+    assert "attention_rows_bf16" not in kernels
+    assert any(kernel.endswith("_sm90") for kernel in kernels) == (architecture == 90)
+
+
+def test_small_widths_launch_as_declared() -> None:
+    launcher = CheckingLauncher()
+    launch_policy("tiny", 2, launcher)
+    assert "attention_rows_bf16" in [launch.kernel for launch in launcher.launches]
+
+
+def test_sources_declare_each_entry_once() -> None:
+    assert len(declared()) >= 20
+    assert "geglu_linear_192_64_4_2_bf16_sm90" in declared()
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(560, 192), (968, 200), (304, 152), (456, 152)])
+def test_tile_wastes_least(rows: int, tokens: int) -> None:
+    assert choose_tile(rows).tokens == tokens
+
+
+def test_fused_geglu_covers_rows_and_fits() -> None:
+    launcher = CheckingLauncher()
+    x, weight = torch.empty(560, 2048).bfloat16(), torch.empty(1024, 2048).bfloat16()
+    geglu_linear(Lane(launcher), x, weight, torch.empty(560, 512).bfloat16())
+    (launch,) = launcher.launches
+    assert launch.kernel == "geglu_linear_192_64_4_2_bf16_sm90"
+    assert launch.grid == 2 * 3 * 2  # clusters of two blocks, three token tiles, two weight pairs
+    assert launch.shared_bytes == 4 * (256 + 192) * 128 + 2048 + 64
+
+
+def test_float32_is_refused_in_one_line() -> None:
+    x = torch.empty(4, 64)
+    with pytest.raises(ContractError, match="bfloat16.*float32.*precision"):
+        rms_norm(Lane(CheckingLauncher()), x, torch.empty(64), x.clone(), eps=1e-6)
+
+
+def test_unaligned_rows_are_refused() -> None:
+    x = torch.empty(4, 72).bfloat16()[:, 4:68]
+    with pytest.raises(ContractError, match="16-byte aligned"):
+        rms_norm(Lane(CheckingLauncher()), x, torch.empty(64), torch.empty(4, 64).bfloat16(), eps=1)
+
+
+def test_heads_apart_are_refused() -> None:
+    q = torch.empty(8, 4, 64).bfloat16()[:, :, :32]
+    k = torch.empty(8, 4, 32).bfloat16()
+    with pytest.raises(ContractError, match="side by side"):
+        attention(
+            Lane(CheckingLauncher()), q, k, k.clone(), torch.empty(8, 128).bfloat16(), scale=1.0
+        )
