@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -66,6 +67,43 @@ def inspect(
         return
     console = Console()
     console.print(render(description, f"{policy}, preset {preset}, {precision}, on {device}"))
+
+
+@app.command()
+def bench(
+    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
+    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
+    checkpoint: Annotated[str, typer.Option(help="random:<seed> or a path.")] = "random:0",
+    device: Annotated[str, typer.Option(help="cuda.")] = "cuda",
+    precision: Annotated[str, typer.Option(help="Precision plan.")] = "bf16",
+    cases: Annotated[
+        str, typer.Option(help="views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")
+    ] = "",
+    samples: Annotated[int, typer.Option(help="Timed decisions a case.")] = 200,
+    overlap: Annotated[str, typer.Option(help="on, off, or both with a check of the bits.")] = "on",
+    trace: Annotated[bool, typer.Option(help="Add each kernel's time.")] = False,
+    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="PNG file.")] = None,
+) -> None:
+    """Measure whole decisions: graph replay, call from images to actions, kernels, roofline."""
+    # Only here: no other command needs what measuring needs.
+    from .bench.command import BenchOptions, run_bench
+    from .bench.latency import Case
+
+    options = BenchOptions(
+        policy=policy,
+        preset=preset,
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        cases=tuple(Case.parse(part.strip()) for part in cases.split(",") if part.strip()),
+        samples=samples,
+        overlap=overlap,
+        trace=trace,
+        output=output,
+        figure=figure,
+    )
+    run_bench(options, Console())
 
 
 def as_dict(description: Description) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Measurements of a whole policy on a device: latency, kernel counts, layer traces, roofline."""

@@ -1,0 +1,260 @@
+"""Latency of whole decisions, with a fresh observation every time.
+
+Two clocks: events inside the replayed graph (what the GPU takes), and the wall clock around
+``Session.decide`` (host images in, host actions out). Weights are packed once and copied from case
+to case on the device.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..contract import Role, ShapeKey
+from ..devices.cuda import CudaDevice, CudaProgram
+from ..engine import Plan
+from ..errors import OptionError
+from ..load import LoadOptions, make_plan, start
+from ..policies.base import Observation
+from ..session import Session
+from .roofline import CEILINGS, floor_ms
+from .trace import KernelTime, totals, trace
+
+_SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+_PROMPT = "pick up the cup"
+_STATE_DIM = 1
+#: Observations that are drawn beforehand and shown in turn; no two neighbours are equal.
+_OBSERVATIONS = 16
+_WARM_UP = 30
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """The shape of a decision."""
+
+    views: int
+    prompt_tokens: int
+    horizon: int
+    steps: int = 10
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """``views x prompt tokens x horizon``, such as ``2x48x10``; OptionError otherwise."""
+        parts = text.lower().split("x")
+        if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise OptionError("case", expected="views x tokens x horizon, like 2x48x10", got=text)
+        views, tokens, horizon = map(int, parts)
+        if views > len(_SLOTS):
+            raise OptionError("case", expected=f"at most {len(_SLOTS)} views", got=text)
+        return cls(views, tokens, horizon)
+
+
+CASES = tuple(
+    Case(views, tokens, horizon)
+    for views in (1, 2, 3)
+    for tokens in (48, 200)
+    for horizon in (10, 50)
+)
+
+
+@dataclass
+class CaseResult:
+    """What was measured of one case; times in milliseconds."""
+
+    case: Case
+    replay: np.ndarray[Any, Any]
+    call: np.ndarray[Any, Any]
+    stages: dict[str, np.ndarray[Any, Any]]
+    kernels: int
+    stage_kernels: dict[str, int]
+    expert_layer_us: float
+    floor: dict[str, float]
+    actions: np.ndarray[Any, Any] = field(repr=False)
+    traced: list[KernelTime] = field(default_factory=list, repr=False)
+
+    def to_json(self, precision: str) -> dict[str, Any]:
+        """The case as it goes into a result file."""
+        floor = sum(self.floor.values())
+        return {
+            "views": self.case.views,
+            "prompt_tokens": self.case.prompt_tokens,
+            "horizon": self.case.horizon,
+            "steps": self.case.steps,
+            "precision": precision,
+            "replay_ms": percentiles(self.replay),
+            "call_ms": percentiles(self.call),
+            "samples": len(self.replay),
+            "kernels": self.kernels,
+            "stage_kernels": self.stage_kernels,
+            "stage_ms": {name: percentiles(times)["p50"] for name, times in self.stages.items()},
+            "expert_layer_us": round(self.expert_layer_us, 2),
+            "roofline_ms": {name: round(value, 3) for name, value in self.floor.items()},
+            "share_of_roofline": round(floor / percentiles(self.replay)["p50"], 3)
+            if floor
+            else None,
+            "kernel_totals": totals(self.traced),
+        }
+
+
+def percentiles(times: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:
+    """p50, p95 and p99."""
+    values = np.percentile(np.asarray(times, dtype=np.float64), (50, 95, 99))
+    return {
+        name: round(float(value), 4)
+        for name, value in zip(("p50", "p95", "p99"), values, strict=True)
+    }
+
+
+class Bench:
+    """Runs cases of one policy on the CUDA device.
+
+    The engine of the first case stays until :meth:`close`, as the others copy its weights; so the
+    first case is the one with the most prefix rows.
+
+    Args:
+        preset, checkpoint, precision: as in LoadOptions.
+
+    Attributes:
+        library: digest of the kernels that ran; None before the first case.
+    """
+
+    def __init__(self, *, preset: str, checkpoint: str, precision: str) -> None:
+        self.library: str | None = None
+        self._options = LoadOptions(
+            preset=preset,
+            checkpoint=checkpoint,
+            device="cuda",
+            precision=precision,
+            state_dim=_STATE_DIM,
+            max_sessions=1,
+            capsule_slots=0,
+        )
+        self._packed: Session | None = None
+
+    def run(
+        self, cases: Sequence[Case], samples: int, *, overlap: bool = True, traced: bool = False
+    ) -> Iterator[CaseResult]:
+        """Measures each case, with or without overlap of kernels."""
+        for case in cases:
+            session = self._start(case, overlap)
+            try:
+                yield _measure(session, case, samples, traced, self._options.preset)
+            finally:
+                if session is not self._packed:
+                    session.engine.close()
+                    gc.collect()
+
+    def close(self) -> None:
+        """Release what is still on the device."""
+        if self._packed is not None:
+            self._packed.engine.close()
+        self._packed = None
+
+    def _start(self, case: Case, overlap: bool) -> Session:
+        options = replace(
+            self._options,
+            views=_SLOTS[: case.views],
+            horizon=case.horizon,
+            steps=case.steps,
+            prompt_buckets=(case.prompt_tokens,),
+            overlap=overlap,
+        )
+        device = CudaDevice(overlap=overlap)
+        try:
+            plan = make_plan(options, device)
+            packed = self._packed
+            if packed is not None:
+                plan = replace(plan, pack=lambda buffers: _copy_static(plan, packed, buffers))
+            session = start(plan, device, options)
+        except BaseException:
+            device.close()
+            raise
+        self._packed = self._packed or session
+        self.library = device.library
+        return session
+
+
+def _measure(session: Session, case: Case, samples: int, traced: bool, preset: str) -> CaseResult:
+    device = session.engine.device
+    assert isinstance(device, CudaDevice)
+    observations = _observations(session, case)
+    session.set_prompt(_PROMPT)
+    for index in range(_WARM_UP):
+        session.decide(observations[index % _OBSERVATIONS])
+    shape, names = session.shape, tuple(s.name for s in session.contract.decision_stages)
+    assert shape is not None
+    program = session.engine.program(shape, names)
+    assert isinstance(program, CudaProgram)
+    replay, call = np.empty(samples), np.empty(samples)
+    stages = {name: np.empty(samples) for name in names}
+    for index in range(samples):
+        observation = observations[index % _OBSERVATIONS]
+        began = perf_counter()
+        decision = session.decide(observation)
+        call[index] = (perf_counter() - began) * 1e3
+        for name in names:
+            stages[name][index] = decision.stage_ms[name]
+        replay[index] = sum(decision.stage_ms.values())
+    parts = {name: session.engine.program(shape, (name,)) for name in names}
+    layers = shape.steps * session.contract.buffer("kv").shape[0]
+    return CaseResult(
+        case=case,
+        replay=replay,
+        call=call,
+        stages=stages,
+        kernels=program.kernels,
+        stage_kernels={name: getattr(part, "kernels", 0) for name, part in parts.items()},
+        # The two ends of a step are counted in: an upper bound of what a layer takes.
+        expert_layer_us=float(np.median(stages["action"])) * 1e3 / layers,
+        floor=_floor(device, session, shape, preset),
+        actions=session.decide(observations[0], noise=_noise(session)).raw,
+        traced=trace(device, program) if traced else [],
+    )
+
+
+def _copy_static(plan: Plan, before: Session, buffers: dict[str, Tensor]) -> None:
+    """Fills the static buffers from those of an engine with the same weights and more rows."""
+    for spec in plan.contract.buffers:
+        if spec.role is Role.STATIC:
+            source = before.engine.buffers[spec.name]
+            if source.shape[0] < spec.shape[0] or source.shape[1:] != spec.shape[1:]:
+                raise OptionError(
+                    "order of the cases", expected="the one with the most prefix rows first"
+                )
+            buffers[spec.name].copy_(source[: spec.shape[0]])
+
+
+def _observations(session: Session, case: Case) -> list[Observation]:
+    generator = np.random.default_rng(case.views)
+    side = session.contract.input("image.base_0_rgb").shape[0]
+    return [
+        Observation(
+            {
+                view: generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
+                for view in session.processor.views
+            },
+            np.zeros(_STATE_DIM, np.float32),
+            stamp_ns=index,
+        )
+        for index in range(_OBSERVATIONS)
+    ]
+
+
+def _noise(session: Session) -> np.ndarray[Any, Any]:
+    shape = session.contract.input("noise").shape
+    return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+
+
+def _floor(device: CudaDevice, session: Session, shape: ShapeKey, preset: str) -> dict[str, float]:
+    from ..policies.pi05.config import make_config  # the roofline knows this policy's products
+
+    ceiling = CEILINGS.get(device.driver.name)
+    if ceiling is None or session.contract.policy != "pi05":
+        return {}
+    return floor_ms(make_config(preset), shape, ceiling)
