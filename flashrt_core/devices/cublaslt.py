@@ -133,6 +133,16 @@ class CublasLt:
         plan = self._plans[site]
         self._matmul(plan, operands, plan.algorithm)
 
+    def choice(self, key: str) -> str | None:
+        """What :meth:`keep_choice` kept under ``key``."""
+        kept = self._cached.get(key)
+        return None if kept is None else str(kept["way"])
+
+    def keep_choice(self, key: str, way: str) -> None:
+        """Keep the name of the fastest way to do something beside the algorithms."""
+        self._cached[key] = {"way": way}
+        _write_cache(self._cache_file, self._cached)
+
     def close(self) -> None:
         """Release handles and workspace."""
         for plan in self._plans.values():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,7 +14,10 @@ from ..errors import CaptureError, ContractError
 from ..kernels.launch import Size
 from .cublaslt import CublasLt, Operands, Site
 from .cuda_driver import CudaDriver
+from .cuda_graph import Timing
 from .cuda_library import KernelLibrary, Packed, launch_config
+
+_REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
 
 
 class CudaLauncher:
@@ -122,6 +126,34 @@ class CudaLauncher:
         self._gemm.run(site, addresses)
         self.launched.append("matmul")
         self._boundary = False
+
+    def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        chosen = self._gemm.choice(key)
+        if chosen is None or chosen not in ways:
+            if not self._planning:
+                raise CaptureError(f"fastest way of {key!r}", expected="a choice made at set-up")
+            for way in ways.values():
+                way(x)  # products are prepared, workspace is there
+            chosen = self._race(ways, torch.randn_like(x))
+            self._gemm.keep_choice(key, chosen)
+        ways[chosen](x)
+
+    def _race(self, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> str:
+        torch.cuda.synchronize()
+        launched, self._planning = self.launched, False
+        timings = {
+            name: Timing(self._driver, self._stream, name, [partial(way, x)] * _REPEATS)
+            for name, way in ways.items()
+        }
+        self.launched, self._planning, self._boundary = launched, True, True
+        for _ in range(_ROUNDS):
+            for timing in timings.values():
+                timing.measure(1)
+        best = min(timings, key=lambda name: timings[name].best)
+        for timing in timings.values():
+            timing.close()
+        return best
 
     def workspace(self, *shape: int) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""

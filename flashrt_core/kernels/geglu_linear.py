@@ -45,15 +45,23 @@ _FEATURES, _WARPS, _STAGING = 128, 8, 256
 
 
 def geglu_linear_launch(launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """One kernel where it was built for; else the library's product, then the gate."""
+    """The library's product, then the gate; or one kernel, where it exists and is faster."""
     require_bf16("geglu_linear", x=x, weight=weight, out=out)
-    rows, width = out.shape
-    if launcher.architecture == 90 and x.shape[1] % 64 == 0 and width % (2 * _FEATURES) == 0:
+    (rows, depth), width = x.shape, out.shape[1]
+
+    def library(x: Tensor) -> None:
+        merged = launcher.workspace(rows, 2 * width)
+        launcher.matmul(x, weight, None, merged)
+        geglu_rows_launch(launcher, merged, out)
+
+    def fused(x: Tensor) -> None:
         fused_geglu_launch(launcher, x, weight, out, choose_tile(rows))
-        return
-    merged = launcher.workspace(rows, 2 * width)
-    launcher.matmul(x, weight, None, merged)
-    geglu_rows_launch(launcher, merged, out)
+
+    if launcher.architecture == 90 and depth % 64 == 0 and width % (2 * _FEATURES) == 0:
+        key = f"geglu_linear {rows} {depth} {width}"
+        launcher.fastest(key, {"fused": fused, "library": library}, x)
+    else:
+        library(x)
 
 
 def choose_tile(rows: int) -> Tile:

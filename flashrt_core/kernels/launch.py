@@ -6,7 +6,7 @@ reference; tensors are views of the device's buffers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,6 +87,16 @@ class Launcher(Protocol):
         """out = act(x W^T + b), plus what ``out`` held when ``accumulate``.
 
         x and W are bf16; out and b are both bf16 or both float32.
+        """
+
+    def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
+        """Do ``ways[..](x)`` in the way that was fastest at set-up.
+
+        Args:
+            key: names the op and its shape; the choice is kept under it.
+            ways: by name; each launches everything the op needs, and reads no input that the op
+                writes. While they are timed, ``x`` is a tensor of random numbers like it.
+            x: the op's input.
         """
 
     def workspace(self, *shape: int) -> Tensor:

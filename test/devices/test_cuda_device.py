@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flashrt_core.contract import BufferSpec, DType, Role
-from flashrt_core.devices import cuda, cuda_driver, cuda_library, open_device
+from flashrt_core.devices import cuda, cuda_driver, cuda_launcher, cuda_library, open_device
 from flashrt_core.devices.cuda_driver import CudaDriver
 from flashrt_core.devices.cuda_launcher import CudaLauncher
 from flashrt_core.devices.cuda_library import KernelLibrary, Packed, sizes
@@ -189,6 +189,31 @@ def test_large_shared_memory_is_asked_for_once(launcher: Any) -> None:
     for size in (1024, 100_000, 100_000, 200_000):
         ours.launch("known_kernel", 1, 32, (), shared_bytes=size)
     assert launcher.fake.shared == [100_000, 200_000]
+
+
+def test_the_fastest_way_is_timed_once_and_kept(
+    launcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, kept, timed, done = launcher(), {}, [], []
+
+    class Clock:
+        def __init__(self, driver: Any, stream: Any, name: str, calls: Any) -> None:
+            timed.append(name)
+            self.best = {"slow": 9.0, "fast": 3.0}[name]
+
+        def measure(self, rounds: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(cuda_launcher, "Timing", Clock)
+    ours._gemm = SimpleNamespace(choice=kept.get, keep_choice=kept.__setitem__)
+    ways = {name: (lambda x, name=name: done.append(name)) for name in ("slow", "fast")}
+    for planning in (True, False, True):
+        ours.begin(planning=planning)
+        ours.fastest("op 4 4", ways, torch.zeros(4))
+    assert kept == {"op 4 4": "fast"}
+    assert timed == ["slow", "fast"]
+    assert done == ["slow", "fast", "fast", "fast", "fast"]
 
 
 def test_unknown_kernel(launcher: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -118,6 +118,13 @@ class CheckingLauncher:
         assert x.shape[1] == weight.shape[1]
         assert tuple(out.shape) == (x.shape[0], weight.shape[0])
         self.products += 1
+
+    def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
+        kept = list(self.launches), self.products
+        for way in list(ways.values())[1:]:  # every way has to launch as declared
+            way(x)
+        self.launches, self.products = kept
+        next(iter(ways.values()))(x)
 
     def workspace(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)

@@ -227,7 +227,8 @@ def test_linear_adds_a_table_to_every_run(device: Any, draw: Any, stream: torch.
     out, want = empty(512, 1152, dtype=stream), expected((512, 1152))
     run(device, lambda lane: linear(lane, x, weight, bias, out, residual=table))
     linear_ref(x.float(), weight.float(), bias.float(), want, residual=table.float())
-    assert error(out, want) < (ROUNDED if stream is torch.bfloat16 else FLOAT32)
+    # cuBLASLt rounds the product to bf16 before it adds the bf16 table.
+    assert error(out, want) < (CHAINED if stream is torch.bfloat16 else FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +263,7 @@ def test_geglu_linear(device: Any, draw: Any, rows: int, width: int, depth: int)
     out, want = empty(rows, width), expected((rows, width))
     run(device, lambda lane: geglu_linear(lane, x, weight, out))
     geglu_linear_ref(x.float(), weight.float(), want)
-    assert error(out, want) < (ROUNDED if width % 256 == 0 else CHAINED)
+    assert error(out, want) < CHAINED  # the library's way rounds gate and up
 
 
 @pytest.mark.parametrize("tile", _TILES, ids=lambda tile: tile.kernel)
