@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .cli_qualify import qualify_command
 from .contract import Contract
 from .errors import FlashRTError
 from .load import Description, LoadOptions, describe
@@ -32,10 +34,7 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _root() -> None:
-    # Keeps `inspect` a subcommand while it is the only one.
-    return
+app.command("qualify")(qualify_command)
 
 
 @app.command()
@@ -45,6 +44,9 @@ def inspect(
     checkpoint: Annotated[
         str, typer.Option(help="random:<seed> or a path; its digest is in the fingerprint.")
     ] = LoadOptions.checkpoint,
+    numerics: Annotated[
+        str, typer.Option(help="Profile, and switches behind it; empty: the checkpoint's.")
+    ] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = LoadOptions.device,
     precision: Annotated[str, typer.Option(help="Precision plan.")] = LoadOptions.precision,
     views: Annotated[
@@ -57,6 +59,7 @@ def inspect(
         policy=policy,
         preset=preset,
         checkpoint=checkpoint,
+        numerics=numerics,
         device=device,
         precision=precision,
         views=tuple(view.strip() for view in views.split(",") if view.strip()),
@@ -111,6 +114,11 @@ def as_dict(description: Description) -> dict[str, Any]:
     contract = description.contract
     return {
         "policy": contract.policy,
+        "checkpoint": {
+            "origin": description.deployment.origin,
+            "cameras": list(description.deployment.cameras),
+        },
+        "config": asdict(description.config),
         "shapes": [_fields(key, "views prompt_tokens horizon steps") for key in contract.shapes],
         "inputs": [
             _fields(spec, "name buffer shape dtype update rate transform unit doc")
@@ -160,10 +168,22 @@ def render(description: Description, title: str) -> RenderableType:
     fingerprint = _table("fingerprint " + description.fingerprint.digest[:16], "part", "value")
     for name, value in description.fingerprint.parts.items():
         fingerprint.add_row(name, f"{value[:16]} ..." if _DIGEST.fullmatch(value) else value)
-    parts: list[RenderableType] = [Text(title, style="bold")]
+    parts: list[RenderableType] = [Text(title, style="bold"), _origin(description)]
     parts += [_windows(contract), _stages(contract), _buffers(contract)]
     parts += [_regions(contract), fingerprint]
     return Group(*parts)
+
+
+def _origin(description: Description) -> Text:
+    """Where the weights come from, and the roundings and conventions that follow."""
+    lines = [f"weights of origin {description.deployment.origin}"]
+    if description.deployment.cameras:
+        lines.append("its cameras, in slot order: " + ", ".join(description.deployment.cameras))
+    numerics = getattr(description.config, "numerics", None)
+    if numerics is not None:
+        values = asdict(numerics).items()
+        lines.append("numerics: " + ", ".join(f"{name} {value}" for name, value in values))
+    return Text("\n".join(lines))
 
 
 def _table(title: str, *columns: str) -> Table:

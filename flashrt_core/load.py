@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
 from .engine import Engine, Plan
-from .errors import OptionError
+from .errors import DeviceError, OptionError
 from .fingerprint import Fingerprint, fingerprint
 from .policies import find_policy
-from .policies.base import Policy, ProcessorOptions
+from .policies.base import Deployment, Policy, ProcessorOptions, Qualifier
 from .session import Session
-from .weights import TensorSource, open_weights
+from .weights import TensorSource, checkpoint_path, open_weights
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,21 @@ class LoadOptions:
     Attributes:
         policy: name in the registry.
         preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
-        checkpoint: ``random:<seed>`` or a path.
+        checkpoint: ``random:<seed>``, or a checkpoint folder (or its weights file alone).
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
         precision: precision plan, ``fp32`` or ``bf16``.
         views: cameras in use, a subset of the policy's slots.
         state_dim: numbers in the robot's state.
         action_dim: numbers in one action row.
-        norm_stats: file with normalisation statistics; None means identity.
+        norm_stats: file with normalisation statistics; None means the checkpoint's own, and for
+            random weights the identity.
+        tokenizer: file of the text encoding; None looks into the checkpoint's folder, and for
+            random weights takes the small one that ships.
+        delta_actions: for each action dimension whether the network's value is added to the state;
+            None means as the checkpoint says.
+        numerics: profile of official roundings and conventions, with single switches behind it
+            (docs/numerics.md); empty for that of the checkpoint's origin.
+        extra: further values of the policy's configuration, by name.
         horizon, steps, prompt_buckets: overrides of the preset; None keeps its values.
         seed: seed of the main session's noise.
         prompt: first instruction of the main session; empty to set it later.
@@ -47,6 +60,10 @@ class LoadOptions:
     state_dim: int = 7
     action_dim: int = 7
     norm_stats: Path | None = None
+    tokenizer: Path | None = None
+    delta_actions: tuple[bool, ...] | None = None
+    numerics: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
     horizon: int | None = None
     steps: int | None = None
     prompt_buckets: tuple[int, ...] | None = None
@@ -64,12 +81,15 @@ class Description:
 
     contract: Contract
     fingerprint: Fingerprint
+    deployment: Deployment
+    config: Any  # the policy's, a dataclass
 
 
 @dataclass(frozen=True)
 class _Choice:
     policy: Policy
-    config: object
+    deployment: Deployment
+    config: Any
     views: tuple[str, ...]
     shapes: tuple[ShapeKey, ...]
     contract: Contract
@@ -78,8 +98,12 @@ class _Choice:
 MAIN = "main"
 
 
-def load(options: LoadOptions) -> Session:
+def load(options: LoadOptions, progress: Progress | None = None) -> Session:
     """Build the engine and its ``main`` session.
+
+    Args:
+        options: what to run and where.
+        progress: told how far a checkpoint file is hashed and packed.
 
     Allocates, packs weights and captures every stage; nothing of that happens later. Raises
     OptionError, WeightsError, DeviceError, CaptureError or ContractError in one line each; on an
@@ -95,21 +119,29 @@ def load(options: LoadOptions) -> Session:
     # supply it.
     device = open_device(options.device, threads=options.threads, overlap=options.overlap)
     try:
-        return start(make_plan(options, device), device, options)
+        return start(make_plan(options, device, progress), device, options)
     except BaseException:
         device.close()
         raise
 
 
-def make_plan(options: LoadOptions, device: Device) -> Plan:
-    """What :func:`load` would run on ``device``; reads no weights yet. Errors as there."""
+def make_plan(options: LoadOptions, device: Device, progress: Progress | None = None) -> Plan:
+    """What :func:`load` would run on ``device``; packs no weights yet. Errors as there."""
     choice = _choose(options)
     policy, config = choice.policy, choice.config
     processor = policy.processor(
         config,
-        ProcessorOptions(choice.views, options.state_dim, options.action_dim, options.norm_stats),
+        ProcessorOptions(
+            choice.views,
+            options.state_dim,
+            options.action_dim,
+            options.norm_stats,
+            options.tokenizer,
+            choice.deployment,
+            options.delta_actions,
+        ),
     )
-    source = open_weights(options.checkpoint, policy.tensors(config))
+    source = open_weights(options.checkpoint, policy.tensors(config), progress)
     return Plan(
         contract=choice.contract,
         fingerprint=_identity(options, choice, device, source),
@@ -133,9 +165,30 @@ def describe(options: LoadOptions) -> Description:
     device = open_device(options.device)
     try:
         source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
-        return Description(choice.contract, _identity(options, choice, device, source))
+        identity = _identity(options, choice, device, source)
+        return Description(choice.contract, identity, choice.deployment, choice.config)
     finally:
         device.close()
+
+
+def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
+    """The policy's reference on the weights that :func:`load` would run.
+
+    Args:
+        options: as for :func:`load`.
+        place: where torch computes it, "cpu" or "cuda".
+
+    Raises OptionError or WeightsError, and DeviceError when torch has no such place.
+    """
+    if place not in ("cpu", "cuda"):
+        raise OptionError("reference device", expected="cpu or cuda", got=repr(place))
+    if place == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            "reference device 'cuda'", expected="a GPU that torch can use", got="none"
+        )
+    choice = _choose(options)
+    source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
+    return choice.policy.qualifier(choice.config, source, place)
 
 
 def _identity(
@@ -162,13 +215,22 @@ def _choose(options: LoadOptions) -> _Choice:
         )
     # The order of the slots is part of the model; the order of the option is not.
     views = tuple(slot for slot in policy.slots if slot in options.views)
-    overrides = {
+    deployment = policy.deployment(checkpoint_path(options.checkpoint), options.norm_stats)
+    given = {
         name: value
         for name in ("horizon", "steps", "prompt_buckets")
         if (value := getattr(options, name)) is not None
     }
+    if options.numerics:
+        given["numerics"] = options.numerics
+    overrides = {**deployment.overrides, **given, **options.extra}
     config = policy.config(options.preset, **overrides)
     shapes = policy.shapes(config, len(views))
     return _Choice(
-        policy, config, views, shapes, policy.contract(config, shapes, views, options.precision)
+        policy,
+        deployment,
+        config,
+        views,
+        shapes,
+        policy.contract(config, shapes, views, options.precision),
     )

@@ -11,51 +11,23 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .checkpoint import CheckpointWeights, Progress, file_of
 from .errors import OptionError, WeightsError
+from .tensors import TensorSource, TensorSpec
+
+__all__ = ["RandomWeights", "TensorSource", "TensorSpec", "checkpoint_path", "open_weights"]
 
 _RANDOM_SCHEME = "random-v2"  # part of the digest; changes when the same seed gives other numbers
 _BLOCK = 1 << 20  # values of a tensor that one stream of random numbers draws
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor that a checkpoint of a policy holds.
-
-    Attributes:
-        shape: its sizes.
-        mean, std: normal distribution that a random stand-in is drawn from; the policy chooses
-            them so that activations keep their size through the depth.
-    """
-
-    shape: tuple[int, ...]
-    mean: float = 0.0
-    std: float = 0.02
-
-
-class TensorSource(Protocol):
-    """Named tensors of one checkpoint."""
-
-    @property
-    def digest(self) -> str:
-        """Identity of the contents; part of the fingerprint."""
-        ...
-
-    def names(self) -> Iterable[str]:
-        """All tensor names."""
-        ...
-
-    def get(self, name: str) -> Tensor:
-        """The tensor called ``name``; WeightsError when missing."""
-        ...
 
 
 class RandomWeights:
@@ -102,25 +74,31 @@ class RandomWeights:
         generator.standard_normal(dtype=np.float32, out=block)
 
 
-def open_weights(uri: str, tensors: Mapping[str, TensorSpec]) -> TensorSource:
+def open_weights(
+    uri: str, tensors: Mapping[str, TensorSpec], progress: Progress | None = None
+) -> TensorSource:
     """Opens a checkpoint.
 
     Args:
-        uri: ``random:<seed>``.
+        uri: ``random:<seed>``, or the path of a checkpoint folder or of a safetensors file.
         tensors: names, shapes and random statistics that the policy expects.
+        progress: told how far a file is hashed and packed.
 
     Raises:
         OptionError: ``random:`` without a whole number >= 0.
-        WeightsError: a path; checkpoint files cannot be read yet.
+        WeightsError: the path cannot be read, or holds other tensors.
     """
-    kind, separator, rest = uri.partition(":")
-    if kind == "random" and separator:
-        if not (rest.isascii() and rest.isdigit()):
-            raise OptionError("option 'checkpoint'", expected="random:<whole number>", got=uri)
-        return RandomWeights(int(rest), tensors)
-    raise WeightsError(
-        f"checkpoint {uri!r}",
-        expected="random:<seed>",
-        got="a path",
-        remedy="checkpoint files are not readable yet",
-    )
+    path = checkpoint_path(uri)
+    if path is not None:
+        return CheckpointWeights(file_of(path), tensors, progress)
+    seed = uri.partition(":")[2]
+    if not (seed.isascii() and seed.isdigit()):
+        raise OptionError(
+            "option 'checkpoint'", expected="random:<whole number> or a path", got=repr(uri)
+        )
+    return RandomWeights(int(seed), tensors)
+
+
+def checkpoint_path(uri: str) -> Path | None:
+    """The path that ``uri`` means; None for a random stand-in."""
+    return None if uri.startswith("random:") else Path(uri).expanduser()

@@ -100,7 +100,10 @@ class Param:
 TABLE: tuple[Param, ...] = (
     Param("policy", "string", "pi05", "Policy to run, by registry name."),
     Param("preset", "string", "tiny", "Sizes of the policy: a preset that it declares."),
-    Param("checkpoint", "string", "random:0", "Weights: a path, or `random:<seed>`."),
+    Param("checkpoint", "string", "random:0", "Weights: a checkpoint folder of openpi or LeRobot"
+          " (or its safetensors file alone), or `random:<seed>`."),
+    Param("numerics", "string", "", "Whose roundings and conventions to follow (docs/numerics.md):"
+          " a profile, single switches behind it; empty: as the checkpoint's origin says."),
     Param(
         "device", "string", "cpu", "Device that runs the stages; configure fails where it is"
         " missing.", choices=("cpu", "cuda"),
@@ -130,7 +133,12 @@ TABLE: tuple[Param, ...] = (
     ),
     Param("threads", "int", 0, "CPU threads of the device; 0 leaves the library's default.",
           bounds=(0, 1024)),
-    Param("norm_stats", "string", "", "Normalisation statistics (JSON file); empty: none."),
+    Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json); empty:"
+          " those of the checkpoint."),
+    Param("tokenizer", "string", "", "Text encoding (SentencePiece model file); empty: the one in"
+          " the checkpoint's folder, for random weights a small one that ships."),
+    Param("state_in_prompt", "bool", True, "The policy reads the robot's state from its prompt;"
+          " false for a checkpoint that was trained without it."),
     Param("cameras", "string[]", (), "Keys of the cameras; each names a group `camera.<key>`."),
     Param(_GROUP + "topic", "string", "", "Image topic. Must be set."),
     Param(_GROUP + "slot", "string", "", "View of the policy that this camera feeds; empty: the"
@@ -149,6 +157,8 @@ TABLE: tuple[Param, ...] = (
     Param("joints.max_age_s", "float", 0.2, "Oldest joint state that a decision may use.",
           unit="s", bounds=(0.001, 86400.0)),
     Param("action.names", "string[]", (), "Name of each action; empty takes `joints.names`."),
+    Param("action.relative", "string[]", (), "Actions that the network gives relative to the"
+          " observed state of the same index: it is added to them. Empty: as the checkpoint says."),
     Param("action.kind", "string", "absolute", "What an action means: a set point, a change of the"
           " observed state, or a velocity.", choices=ACTION_KINDS),
     Param("action.dt_s", "float", 0.02, "Time from one action of a chunk to the next.", unit="s",
@@ -176,6 +186,7 @@ class NodeConfig:
     policy: str
     preset: str
     checkpoint: str
+    numerics: str
     device: str
     precision: str
     prompt: str
@@ -188,11 +199,14 @@ class NodeConfig:
     prompt_buckets: tuple[int, ...]
     threads: int
     norm_stats: str
+    tokenizer: str
+    state_in_prompt: bool
     cameras: tuple[CameraConfig, ...]
     joints_topic: str
     joints_names: tuple[str, ...]
     joints_max_age_s: float
     action_names: tuple[str, ...]
+    action_relative: tuple[str, ...]
     action_kind: str
     action_dt_s: float
 
@@ -237,7 +251,7 @@ def build_config(values: Mapping[str, Any]) -> NodeConfig:
     v = {name: p.check(values.get(name, p.default)) for name, p in expand(keys).items()}
     if not keys:
         raise OptionError("parameter 'cameras'", expected="at least one camera key", got="none")
-    for name in ("joints.names", "action.names"):
+    for name in ("joints.names", "action.names", "action.relative"):
         _check_unique(name, v[name])
     cameras = tuple(_camera(key, v) for key in keys)
     _check_unique("camera.<key>.slot", [camera.slot for camera in cameras])
@@ -247,6 +261,11 @@ def build_config(values: Mapping[str, Any]) -> NodeConfig:
             "parameter 'action.names'", expected="a name for each action", got="none",
             remedy="set it, or joints.names",
         )  # fmt: skip
+    for name in v["action.relative"]:
+        if name not in action_names:
+            raise OptionError(
+                "parameter 'action.relative'", expected=f"names of {list(action_names)}", got=name
+            )
     if v["joints.names"] and not v["joints.topic"]:
         raise OptionError("parameter 'joints.topic'", expected="a topic", got="''")
     plain = {name.replace(".", "_"): value for name, value in v.items() if _is_plain(name)}

@@ -7,6 +7,7 @@ cleanup, a shutdown and an error all take the same path.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ class Runtime:
         for item in self.ingest.inputs.values():
             release(self.node.destroy_subscription, self._subscribe(item))
         # Last, because it takes longest: mistakes above show at once.
-        self.session: Session = self.worker.call(lambda: load(load_options(config)))
+        progress = LoadLog(self.node.get_logger().info)
+        self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
         release(self._close_engine)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
@@ -295,6 +297,22 @@ class Runtime:
             self.node.get_logger().error("the inference thread did not end; it is left behind")
 
 
+class LoadLog:
+    """Says every few seconds how far a checkpoint file is read. Silent for a quick one."""
+
+    def __init__(self, say: Callable[[str], object], every_s: float = 2.0) -> None:
+        self._say = say
+        self._every_s = every_s
+        self._last = time.monotonic()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Progress of one step, in bytes."""
+        now = time.monotonic()
+        if now - self._last >= self._every_s:
+            self._last = now
+            self._say(f"checkpoint: {step} {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+
 def load_options(config: NodeConfig) -> LoadOptions:
     """What to load for a node configuration. Zero and "" mean "the policy's own"."""
     return LoadOptions(
@@ -307,6 +325,12 @@ def load_options(config: NodeConfig) -> LoadOptions:
         state_dim=len(config.joints_names),
         action_dim=len(config.action_names),
         norm_stats=Path(config.norm_stats) if config.norm_stats else None,
+        tokenizer=Path(config.tokenizer) if config.tokenizer else None,
+        delta_actions=tuple(name in config.action_relative for name in config.action_names)
+        if config.action_relative
+        else None,
+        numerics=config.numerics,
+        extra={} if config.state_in_prompt else {"state_in_prompt": False},
         horizon=config.horizon or None,
         steps=config.steps or None,
         prompt_buckets=config.prompt_buckets or None,

@@ -20,15 +20,18 @@ LONG_FILES: dict[str, str] = {}
 # The first prefix that fits counts, so an exception stands above its room.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_ros",),
-    ("flashrt_core.cli", "flashrt_core.__main__"),
+    ("flashrt_core.cli", "flashrt_core.cli_qualify", "flashrt_core.__main__"),
     ("flashrt_core.bench",),
     ("flashrt_core.load",),
+    ("flashrt_core.qualification",),
     ("flashrt_core.policies", "flashrt_core.engine", "flashrt_core.session"),
     ("flashrt_core.capsule",),
     (
         "flashrt_core.devices",
         "flashrt_core.gemm",
         "flashrt_core.weights",
+        "flashrt_core.checkpoint",
+        "flashrt_core.tensors",
         "flashrt_core.images",
         "flashrt_core.fingerprint",
         "flashrt_core.freshness",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from ..errors import OptionError
+import torch
+
+from ..errors import DeviceError, OptionError
 from .base import Device, Program, Segment
 from .cpu import CpuDevice
 
 __all__ = ["DEVICES", "Device", "Program", "Segment", "open_device"]
 
 DEVICES = ("cpu", "cuda")
+#: The torch references on a GPU: far too slow for a robot, right for qualification at true size.
+REFERENCE_CUDA = "reference_cuda"
 
 
 def open_device(name: str, *, threads: int = 0, overlap: bool = True) -> Device:
@@ -21,6 +25,15 @@ def open_device(name: str, *, threads: int = 0, overlap: bool = True) -> Device:
     """
     if name == "cpu":
         return CpuDevice(threads)
+    if name == REFERENCE_CUDA:
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                f"device {name!r}",
+                expected="a GPU that torch can use",
+                got="none",
+                remedy="install a CUDA build of torch, or set device to 'cpu'",
+            )
+        return CpuDevice(threads, "cuda")
     if name == "cuda":
         from .cuda import CudaDevice  # only here: it needs packages that a CPU host lacks
 

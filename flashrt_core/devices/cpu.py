@@ -1,4 +1,4 @@
-"""The CPU device: the same stages on the torch references of every op.
+"""The CPU device: the same stages on the torch references of every op, wherever torch can run.
 
 Capture runs a stage body once and keeps the calls it issues; replay makes those calls again on the
 same buffers. So a CPU run follows exactly the rules of a captured GPU run: fixed addresses, no
@@ -52,14 +52,17 @@ class CpuDevice:
 
     Args:
         threads: torch intra-op threads; 0 leaves torch's own choice. Process-wide, as torch has it.
+        place: where torch computes. On a GPU this is a slow device that shares no kernel with the
+            real one: what qualification at true size compares with.
     """
 
-    name = "cpu"
-
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(self, threads: int = 0, place: str = "cpu") -> None:
         if threads > 0:
             torch.set_num_threads(threads)
-        self.arch = f"cpu-{platform.machine()}"
+        self._place = torch.device(place)
+        self._cpu = self._place.type == "cpu"
+        self.name = "cpu" if self._cpu else f"reference_{self._place.type}"
+        self.arch = f"{self._place.type}-{platform.machine()}"
         self.library = f"torch-{torch.__version__}"
         self._arena: Tensor | None = None
 
@@ -68,17 +71,17 @@ class CpuDevice:
         specs = list(specs)
         if self._arena is not None:
             raise DeviceError(
-                "device 'cpu'", expected="one allocation a device", got="a second one"
+                f"device {self.name!r}", expected="one allocation a device", got="a second one"
             )
         offsets, size = [], 0
         for spec in specs:
             offsets.append(size)
             size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
         try:
-            self._arena = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8)
+            self._arena = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8, device=self._place)
         except (RuntimeError, MemoryError) as error:
             raise DeviceError(
-                "host memory for the policy's buffers",
+                f"memory of device {self.name!r} for the policy's buffers",
                 expected=f"{size / 1e9:.2f} GB free",
                 got=str(error).splitlines()[0],
                 remedy="choose a smaller preset or a bf16 precision plan",
@@ -111,32 +114,41 @@ class CpuDevice:
         """Make the recorded calls again, in order."""
         if not isinstance(program, CpuProgram):
             raise DeviceError(
-                "device 'cpu'", expected="a program it captured", got=type(program).__name__
+                f"device {self.name!r}",
+                expected="a program it captured",
+                got=type(program).__name__,
             )
         with torch.inference_mode():
             for name, calls in program.calls:
                 start = perf_counter()
                 for call in calls:
                     call()
+                if not self._cpu:
+                    torch.cuda.synchronize(self._place)
                 program.last_ms[name] = (perf_counter() - start) * 1e3
 
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """Wall-clock milliseconds of each segment in the last replay."""
         if not isinstance(program, CpuProgram):
             raise DeviceError(
-                "device 'cpu'", expected="a program it captured", got=type(program).__name__
+                f"device {self.name!r}",
+                expected="a program it captured",
+                got=type(program).__name__,
             )
         return dict(program.last_ms)
 
     def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
         """Copy host values into a buffer."""
-        np.copyto(target.numpy(), value, casting="no")
+        if self._cpu:
+            np.copyto(target.numpy(), value, casting="no")
+        else:
+            target.copy_(torch.from_numpy(value))
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy; bf16 and narrower floats come as float32."""
         if source.dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            return source.float().numpy()
-        return source.numpy().copy()
+            return source.float().cpu().numpy()
+        return source.cpu().numpy().copy()
 
     def copy_rows(
         self,

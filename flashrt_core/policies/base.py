@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,23 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Deployment:
+    """What a checkpoint says beside its weights.
+
+    Attributes:
+        origin: "random", or the implementation whose format it is.
+        overrides: values of the policy's configuration that it fixes; options still override them.
+        cameras: its own names of the cameras, in the order of the policy's slots.
+        details: whatever else the policy's processor needs of it.
+    """
+
+    origin: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    cameras: tuple[str, ...] = ()
+    details: Any = None
+
+
+@dataclass(frozen=True)
 class ProcessorOptions:
     """What a deployment tells the host-side transforms.
 
@@ -40,8 +57,12 @@ class ProcessorOptions:
         views: names of the cameras in use (a subset of the policy's slots).
         state_dim: numbers in the robot's state.
         action_dim: numbers in one action row of the robot.
-        norm_stats: file with normalisation statistics; None means identity on [-1, 1].
-        tokenizer: file of the text encoding; None means the small one that ships.
+        norm_stats: file with normalisation statistics; None means those of the deployment.
+        tokenizer: file of the text encoding; None means the deployment's, or for random weights
+            the small one that ships.
+        deployment: what the checkpoint says; None means random weights.
+        delta_actions: for each action dimension whether the network's value is to be added to the
+            state; None means as the deployment says.
     """
 
     views: tuple[str, ...]
@@ -49,6 +70,8 @@ class ProcessorOptions:
     action_dim: int
     norm_stats: Path | None = None
     tokenizer: Path | None = None
+    deployment: Deployment | None = None
+    delta_actions: tuple[bool, ...] | None = None
 
 
 class Processor(Protocol):
@@ -71,12 +94,48 @@ class Processor(Protocol):
         """Raw actions [H, padded] -> [H, action_dim] float32 in robot units."""
 
 
+@dataclass(frozen=True)
+class Product:
+    """What a stage made, beside what it should have made; both [rows, columns] float32.
+
+    The last product of a decision is its actions.
+    """
+
+    stage: str
+    name: str
+    found: Array
+    expected: Array
+
+
+class Qualifier(Protocol):
+    """A policy's slow reference on the weights of a plan."""
+
+    def products(
+        self,
+        read: Callable[[str], Array],
+        values: Mapping[str, Array],
+        noise: Array,
+        actions: Array,
+    ) -> list[Product]:
+        """The products of one decision, in stage order.
+
+        ``read`` gives a buffer by name as it is after the decision, ``values`` are the windows it
+        was made from, ``noise`` and raw ``actions`` those of the decision.
+        """
+
+
 class Policy(Protocol):
     """One policy family."""
 
     name: str
     presets: tuple[str, ...]
     slots: tuple[str, ...]  # camera names it knows, in order
+
+    def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
+        """What a checkpoint says beside its weights; None for random ones.
+
+        WeightsError when it is none of this policy's, OptionError on unusable statistics.
+        """
 
     def config(self, preset: str, **overrides: Any) -> Any:
         """A frozen dataclass of sizes; OptionError on an unknown preset, name or bad value."""
@@ -102,3 +161,6 @@ class Policy(Protocol):
 
     def processor(self, config: Any, options: ProcessorOptions) -> Processor:
         """Host-side transforms; OptionError when the options do not fit the policy."""
+
+    def qualifier(self, config: Any, source: TensorSource, place: str) -> Qualifier:
+        """The reference to compare a plan with; torch computes it at ``place``."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ...contract import Contract, ShapeKey
 from ...weights import TensorSource, TensorSpec
-from ..base import Policy, ProcessorOptions
+from ..base import Deployment, Policy, ProcessorOptions
 from .config import PRESETS, SLOTS, Pi05Config, make_config
 from .contract import make_contract, make_shapes
+from .deployment import read_deployment
 from .preprocess import Pi05Processor
+from .qualifier import Pi05Qualifier
 from .stages import Body, make_body
 from .weights import pack, tensors
 
@@ -25,6 +28,10 @@ class Pi05Policy:
     name = "pi05"
     presets = tuple(sorted(PRESETS))
     slots = SLOTS
+
+    def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
+        """What an openpi or LeRobot checkpoint says beside its weights."""
+        return read_deployment(checkpoint, norm_stats)
 
     def config(self, preset: str, **overrides: Any) -> Pi05Config:
         """Sizes of a preset with single values replaced; OptionError on anything unknown."""
@@ -59,6 +66,10 @@ class Pi05Policy:
     def processor(self, config: Pi05Config, options: ProcessorOptions) -> Pi05Processor:
         """Host-side transforms; OptionError when the options do not fit."""
         return Pi05Processor(config, options)
+
+    def qualifier(self, config: Pi05Config, source: TensorSource, place: str) -> Pi05Qualifier:
+        """The reference to compare a plan with."""
+        return Pi05Qualifier(config, source, place)
 
 
 POLICY: Policy = Pi05Policy()

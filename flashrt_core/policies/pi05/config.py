@@ -6,10 +6,11 @@ Source of the ``base`` sizes: openpi (PaliGemma 3B with a 300M action expert), a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from ...errors import OptionError
+from .numerics import Numerics, parse_numerics
 
 #: Camera names that the model knows, in the order of their tokens.
 SLOTS: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
@@ -80,10 +81,12 @@ class Pi05Config:
         horizon: action rows H of a chunk.
         steps: denoising steps N.
         prompt_buckets: prompt lengths that are captured, ascending; the last is the limit.
+        trained_tokens: longest prompt of the training; official code truncates there.
         state_in_prompt: write the discretised robot state into the prompt. False: the plain prompt
             of π0, and the network does not see the state at all.
         rope_theta: base of the rotary frequencies.
         eps: added under the root of every norm.
+        numerics: which official implementation's roundings and conventions are reproduced.
     """
 
     preset: str
@@ -97,9 +100,11 @@ class Pi05Config:
     horizon: int
     steps: int
     prompt_buckets: tuple[int, ...]
+    trained_tokens: int = 200
     state_in_prompt: bool = True
     rope_theta: float = 10000.0
     eps: float = 1e-6
+    numerics: Numerics = field(default_factory=Numerics)
 
     @property
     def view_tokens(self) -> int:
@@ -115,11 +120,6 @@ class Pi05Config:
     def max_prompt_tokens(self) -> int:
         """Longest prompt that a captured bucket holds."""
         return self.prompt_buckets[-1]
-
-    @property
-    def embed_scale(self) -> float:
-        """Factor on embedding rows (Gemma): the root of the trunk's width."""
-        return float(self.trunk.width**0.5)
 
     @property
     def norms(self) -> int:
@@ -164,6 +164,7 @@ _LIMITS = {
     "action_dim": (1, 256),
     "horizon": (1, 256),
     "steps": (1, 1000),
+    "trained_tokens": (1, 4096),
     "depth": (1, 256),
     "heads": (1, 256),
     "head_dim": (2, 1024),
@@ -178,7 +179,8 @@ def make_config(preset: str, **overrides: Any) -> Pi05Config:
     Args:
         preset: "base" or "tiny".
         overrides: field names of :class:`Pi05Config`; those of a part with its name in front
-            (``trunk_depth=2``, ``vision_ffn=64``).
+            (``trunk_depth=2``, ``vision_ffn=64``). ``numerics`` also takes the text that
+            :func:`~.numerics.parse_numerics` reads.
 
     Raises:
         OptionError: unknown preset or name, a value of the wrong type or out of range, or sizes
@@ -211,13 +213,13 @@ def _names(config: Pi05Config) -> dict[str, Callable[[Pi05Config, Any], Pi05Conf
         )
 
     setters: dict[str, Callable[[Pi05Config, Any], Pi05Config]] = {}
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if is_dataclass(value) and each.name != "numerics":
             for inner in fields(value):
-                setters[f"{field.name}_{inner.name}"] = part(field.name, inner.name)
-        elif field.name != "preset":
-            setters[field.name] = top(field.name)
+                setters[f"{each.name}_{inner.name}"] = part(each.name, inner.name)
+        elif each.name != "preset":
+            setters[each.name] = top(each.name)
     return setters
 
 
@@ -229,6 +231,12 @@ def _checked(name: str, value: Any) -> Any:
         if not buckets or not whole or sorted(set(buckets)) != list(buckets):
             raise OptionError(where, expected="ascending token counts in 1..4096", got=value)
         return buckets
+    if name == "numerics":
+        if isinstance(value, str):
+            return parse_numerics(value)
+        if not isinstance(value, Numerics):
+            raise OptionError(where, expected="a profile or Numerics", got=repr(value))
+        return value
     if name == "state_in_prompt":
         if not isinstance(value, bool):
             raise OptionError(where, expected="true or false", got=repr(value))

@@ -6,38 +6,59 @@ Source: openpi's client and server transforms for π0.5.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch.nn import functional as F  # noqa: N812
 
 from ...errors import InputError, OptionError
 from ..base import Observation, ProcessorOptions
 from .config import SLOTS, Pi05Config
 from .contract import image_input
-from .normalisation import read_norm_stats
+from .deployment import Details, read_deployment
+from .normalisation import Statistics
 from .prompt import PromptEncoder, discretise
 from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 
 
-def resize_with_pad(image: Array, size: int) -> Array:
+def resize_with_pad(image: Array, size: int, method: str = "pillow") -> Array:
     """[Y, X, 3] uint8 -> [size, size, 3] uint8: bilinear, aspect kept, centred on black.
 
-    Pillow does the filtering: its bilinear averages over the source area when it shrinks, and the
-    networks were trained on exactly that. An image of the right size passes unchanged.
+    Args:
+        image: any size; one of the right size passes unchanged.
+        size: side of the square.
+        method: "pillow": its bilinear averages over the source area when it shrinks. "torch": the
+            four nearest pixels at any ratio, computed in float32 and rounded to a grey level.
     """
     height, width = image.shape[:2]
     if (height, width) == (size, size):
         return np.ascontiguousarray(image)
     ratio = max(height, width) / size
     inner = (max(1, int(width / ratio)), max(1, int(height / ratio)))
-    small = np.asarray(Image.fromarray(image).resize(inner, Image.Resampling.BILINEAR))
+    small = _FILTERS[method](image, inner)
     left, top = (size - inner[0]) // 2, (size - inner[1]) // 2
     out = np.zeros((size, size, 3), np.uint8)
     out[top : top + inner[1], left : left + inner[0]] = small
     return out
+
+
+def _pillow(image: Array, inner: tuple[int, int]) -> Array:
+    return np.asarray(Image.fromarray(image).resize(inner, Image.Resampling.BILINEAR))
+
+
+def _torch(image: Array, inner: tuple[int, int]) -> Array:
+    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
+    small = F.interpolate(pixels, size=(inner[1], inner[0]), mode="bilinear", align_corners=False)
+    return small[0].round_().clamp_(0, 255).byte().permute(1, 2, 0).numpy()
+
+
+_FILTERS = {"pillow": _pillow, "torch": _torch}
 
 
 class Pi05Processor:
@@ -60,15 +81,26 @@ class Pi05Processor:
             raise OptionError(
                 "option 'state_dim'", expected="1 or more: the prompt holds it", got=0
             )
-        tokenizer = Tokenizer(options.tokenizer)
+        deployment = options.deployment or read_deployment(None, options.norm_stats)
+        details: Details = deployment.details
+        tokenizer = Tokenizer(_tokenizer_path(options, details, deployment.origin))
         if tokenizer.vocab > config.vocab:
             raise OptionError(
                 f"tokenizer {tokenizer.name!r}",
                 expected=f"at most {config.vocab} pieces, rows of the embedding table",
                 got=tokenizer.vocab,
             )
-        in_text = self.state_dim if config.state_in_prompt else None
-        self._prompts = PromptEncoder(tokenizer, in_text, config.max_prompt_tokens)
+        numerics, limit = config.numerics, config.max_prompt_tokens
+        self._padding = 0
+        if numerics.state_text == "padded":
+            self._padding = max(0, config.action_dim - self.state_dim)
+        self._prompts = PromptEncoder(
+            tokenizer,
+            self.state_dim + self._padding if config.state_in_prompt else None,
+            limit,
+            # Cut anywhere else, a prompt would be one that the official code never makes.
+            truncate=numerics.overlong_prompt == "truncate" and limit >= config.trained_tokens,
+        )
         try:
             self._prompts.check("a")
         except InputError as error:
@@ -77,13 +109,14 @@ class Pi05Processor:
                 expected=f"room for the state of {self.state_dim} numbers and an instruction",
                 got=f"{config.max_prompt_tokens} tokens at most",
             ) from error
-        stats = options.norm_stats
-        self._state_stats = (
-            None if stats is None or in_text is None else read_norm_stats(stats, "state", in_text)
-        )
-        self._action_stats = (
-            None if stats is None else read_norm_stats(stats, "actions", self.action_dim)
-        )
+        self._state_stats = None
+        if config.state_in_prompt:
+            own = _as_trained("state_dim", self.state_dim, details.state_dim, details.state)
+            self._state_stats = own and replace(own, guarded=numerics.normalisation == "guarded")
+        own = _as_trained("action_dim", self.action_dim, details.action_dim, details.actions)
+        self._action_stats = own and replace(own, guarded=numerics.normalisation == "guarded")
+        relative = options.delta_actions
+        self._relative = self._mask(details.relative if relative is None else relative)
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or, with the longest state, exceeds the last bucket."""
@@ -110,12 +143,14 @@ class Pi05Processor:
             )
         for view in self.views:
             image = _checked_image(view, observation.images)
-            values[image_input(view)] = resize_with_pad(image, self._config.image_size)
+            values[image_input(view)] = resize_with_pad(
+                image, self._config.image_size, self._config.numerics.image_resize
+            )
         state = self._checked_state(observation.state)
         bins = None
         if self._config.state_in_prompt and state is not None:
             normal = state if self._state_stats is None else self._state_stats.normalise(state)
-            bins = discretise(normal)
+            bins = discretise(np.pad(normal, (0, self._padding)))
         ids = self._prompts.encode(prompt, bins)
         tokens = np.zeros(self._config.max_prompt_tokens, np.int32)
         tokens[: len(ids)] = ids
@@ -130,7 +165,12 @@ class Pi05Processor:
     def decode(self, actions: Array, state: Array | None) -> Array:
         """Raw actions [H, A] -> [H, action_dim] float32 in robot units; nothing is clipped.
 
-        ``state`` is for policies whose actions are relative to it; these are not.
+        Args:
+            actions: as the network gives them.
+            state: [state_dim] of the observation; needed where actions are relative to it.
+
+        Raises:
+            InputError: actions of another shape, or no state where it is needed.
         """
         if actions.ndim != 2 or actions.shape[1] != self._config.action_dim:
             raise InputError(
@@ -140,8 +180,29 @@ class Pi05Processor:
             )
         own = actions[:, : self.action_dim]
         if self._action_stats is not None:
-            own = self._action_stats.restore(own.astype(np.float64))
+            own = self._action_stats.restore(own)
+        if self._relative.size:
+            base = self._checked_state(state)
+            if base is None:
+                raise InputError(
+                    "state", expected=f"{self.state_dim} numbers: actions add to it", got="none"
+                )
+            own = own.copy()
+            own[:, self._relative] += base[self._relative].astype(own.dtype)
         return np.array(own, dtype=np.float32, order="C")
+
+    def _mask(self, relative: tuple[bool, ...]) -> Array:
+        """Indices of the action dimensions that are relative to the state."""
+        indices = np.flatnonzero(np.asarray(relative, dtype=bool))
+        dims = min(self.action_dim, self.state_dim)
+        if len(relative) > self.action_dim or (indices.size and indices[-1] >= dims):
+            raise OptionError(
+                "option 'delta_actions'",
+                expected=f"at most {self.action_dim} values, true only where the state of "
+                f"{self.state_dim} numbers has one to add",
+                got=list(relative),
+            )
+        return indices
 
     def _checked_state(self, state: Array | None) -> Array | None:
         if state is None:
@@ -161,6 +222,35 @@ class Pi05Processor:
                 f"state[{bad[0]}]", expected="a finite number", got=float(values[bad[0]])
             )
         return values.astype(np.float64)
+
+
+def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) -> Path | None:
+    path = options.tokenizer or details.tokenizer
+    if path is None and details.trained:
+        raise OptionError(
+            "option 'tokenizer'",
+            expected="the path of PaliGemma's SentencePiece model",
+            got=f"none, for an {origin} checkpoint",
+            remedy="set it to paligemma_tokenizer.model of big_vision, or tokenizer.model of "
+            "google/paligemma-3b-pt-224; the checkpoint's folder is looked into too",
+        )
+    return path
+
+
+def _as_trained(
+    name: str, dims: int, trained: int | None, stats: Statistics | None
+) -> Statistics | None:
+    """The statistics of the robot's dimensions; OptionError when the checkpoint knows others."""
+    wrong = trained is not None and dims != trained
+    if wrong or (stats is not None and stats.dims < dims):
+        raise OptionError(
+            f"option {name!r}",
+            expected=f"{trained}, as the checkpoint was trained"
+            if wrong
+            else f"at most {stats.dims if stats else 0}, as {stats.source if stats else ''} has",
+            got=dims,
+        )
+    return None if stats is None else stats.take(dims)
 
 
 def _ordered_views(views: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Source: openpi's PaliGemma tokenizer wrapper; both of its formats are here.
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from ...errors import InputError
 from .tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 #: Left edges of the 256 bins over [-1, 1] that a normalised state value falls into.
 BIN_EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
@@ -37,12 +40,18 @@ class PromptEncoder:
         tokenizer: text to ids.
         state_dim: numbers of the state in the text; None for the format without state.
         limit: most tokens that fit.
+        truncate: cut a longer prompt at the limit, with one warning a text, as the official code
+            does; else refuse it. What is cut first is the request for an action, then the state.
     """
 
-    def __init__(self, tokenizer: Tokenizer, state_dim: int | None, limit: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, state_dim: int | None, limit: int, *, truncate: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._state_dim = state_dim
         self._limit = limit
+        self._truncate = truncate
+        self._warned = ""
 
     def encode(self, text: str, bins: list[int] | None) -> list[int]:
         """Token ids, begin-of-text first.
@@ -52,18 +61,29 @@ class PromptEncoder:
             bins: the discretised state; None in the format without state.
 
         Raises:
-            InputError: the instruction is empty, or text and state need more than the limit.
+            InputError: the instruction is empty, or text and state need more than the limit and
+                truncation is off.
         """
         ids = self._ids(text, bins)
-        if len(ids) > self._limit:
+        if len(ids) <= self._limit:
+            return ids
+        if not self._truncate:
             raise InputError("prompt", expected=f"at most {self._limit} tokens", got=len(ids))
-        return ids
+        if text != self._warned:
+            self._warned = text
+            _LOG.warning(
+                "prompt of %d tokens cut to %d, as the checkpoint's own code does: %.60r",
+                len(ids),
+                self._limit,
+                text,
+            )
+        return ids[: self._limit]
 
     def check(self, text: str) -> None:
         """InputError when ``text`` is empty, or too long with the longest text a state can have."""
         bins = None if self._state_dim is None else self._longest_state
         ids = self._ids(text, bins)
-        if len(ids) <= self._limit:
+        if len(ids) <= self._limit or self._truncate:
             return
         room = "" if bins is None else f" with up to {self._state_tokens} for the robot's state"
         raise InputError(

@@ -11,7 +11,7 @@ Source: openpi, PyTorch modules (SigLIP, Gemma, action expert and sampler).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,14 @@ class ReferenceResult:
         actions: [H, A] after the last step, normalised.
         keys, values: [L, 3 T + P, d] of the whole padded prefix; keys are turned already.
         valid: [3 T + P] bool, rows that count.
+        text: [P, D of the trunk] scaled embedding rows of the padded prompt.
     """
 
     actions: Tensor
     keys: Tensor
     values: Tensor
     valid: Tensor
+    text: Tensor
 
 
 class Reference:
@@ -50,13 +52,19 @@ class Reference:
         config: sizes.
         source: checkpoint.
         dtype: torch.float32, or torch.float64.
+        place: where torch computes.
     """
 
     def __init__(
-        self, config: Pi05Config, source: TensorSource, dtype: torch.dtype = torch.float32
+        self,
+        config: Pi05Config,
+        source: TensorSource,
+        dtype: torch.dtype = torch.float32,
+        place: str | torch.device = "cpu",
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.place = torch.device(place)
         self._source = source
         self._expert_cache: dict[str, Tensor] = {}
 
@@ -74,17 +82,44 @@ class Reference:
             tokens: token ids of the prompt, without padding.
             noise: [H, A] float32, the sample at time 1.
         """
-        x, valid = self._prefix(images, tokens)
-        positions = valid.cumsum(0) - 1
-        keys, values = self._trunk(x, valid, positions)
-        sample = torch.from_numpy(noise).to(self.dtype)
-        now = torch.tensor(1.0, dtype=torch.float32)
-        dt = torch.tensor(-1.0 / self.config.steps, dtype=torch.float32)
-        while now >= -dt / 2:
-            velocity = self._velocity(sample, now, keys, values, valid)
-            sample = sample + dt.to(self.dtype) * velocity
-            now = now + dt
-        return ReferenceResult(sample, keys, values, valid)
+        with self.place:
+            x, valid = self._prefix(images, tokens)
+            positions = valid.cumsum(0) - 1
+            keys, values = self._trunk(x, valid, positions)
+        actions = self.act(noise, keys, values, valid)
+        return ReferenceResult(
+            actions, keys, values, valid, x[valid.shape[0] - self.config.max_prompt_tokens :]
+        )
+
+    @torch.inference_mode()
+    def act(
+        self, noise: np.ndarray[Any, Any], keys: Tensor, values: Tensor, valid: Tensor
+    ) -> Tensor:
+        """The sampler alone: actions [H, A] from any context, as :class:`ReferenceResult` has it.
+
+        Rows that do not count may be left out altogether.
+        """
+        with self.place:
+            keys, values, valid = (
+                x.to(self.place) for x in (keys.to(self.dtype), values.to(self.dtype), valid)
+            )
+            sample = torch.from_numpy(noise).to(self.place, self.dtype)
+            dt = torch.tensor(-1.0 / self.config.steps, dtype=torch.float32)
+            for now in self._times(dt):
+                velocity = self._velocity(sample, now, keys, values, valid)
+                sample = sample + dt.to(self.dtype) * velocity
+            return sample
+
+    def _times(self, dt: Tensor) -> Iterator[Tensor]:
+        """float32 times, in openpi's loop or in LeRobot's."""
+        if self.config.numerics.time_grid == "accumulated":
+            now = torch.tensor(1.0, dtype=torch.float32)
+            while now >= -dt / 2:
+                yield now.clone()
+                now += dt
+        else:
+            for step in range(self.config.steps):
+                yield torch.tensor(1.0 + step * (-1.0 / self.config.steps), dtype=torch.float32)
 
     # ---- prefix ---------------------------------------------------------------------------------
 
@@ -93,12 +128,16 @@ class Reference:
     ) -> tuple[Tensor, Tensor]:
         config = self.config
         black = np.zeros((config.image_size, config.image_size, 3), np.uint8)
-        pixels = torch.from_numpy(np.stack([images.get(slot, black) for slot in SLOTS]))
+        stack = np.stack([images.get(slot, black) for slot in SLOTS])
+        pixels = torch.from_numpy(stack).to(self.place)
         image_rows = self._images(pixels)
         padding = config.max_prompt_tokens - len(tokens)
         ids = torch.tensor([*tokens, *[0] * padding])
-        table = self._get(_MODEL + "paligemma.lm_head.weight")
-        text_rows = table[ids] * math.sqrt(config.trunk.width)
+        table = self._source.get(_MODEL + "paligemma.lm_head.weight")
+        scale = torch.tensor(math.sqrt(config.trunk.width), dtype=torch.float64)
+        if config.numerics.embedding_scale == "bfloat16":
+            scale = scale.bfloat16()
+        text_rows = table[ids.to(table.device)].to(self.place, self.dtype) * scale.to(self.dtype)
         present = torch.tensor([slot in images for slot in SLOTS])
         written = torch.arange(config.max_prompt_tokens) < len(tokens)
         valid = torch.cat((present.repeat_interleave(image_rows.shape[1]), written))
@@ -143,7 +182,7 @@ class Reference:
         return self._linear(name + "out_proj", mixed.flatten(2))
 
     def _trunk(self, x: Tensor, valid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of every layer; what the last layer makes of them is not used."""
+        """Keys and values of every layer."""
         sizes, eps = self.config.trunk, self.config.eps
         bias = torch.where(valid[None, :] & valid[:, None], 0.0, _MASKED).to(self.dtype)
         keys, values = [], []
@@ -153,6 +192,8 @@ class Reference:
             q, k, v = self._qkv(name, sizes, normal, positions)
             keys.append(k)
             values.append(v)
+            if layer == sizes.depth - 1:
+                break  # no one reads what this layer would make of x
             x = x + self._mix(name, q, k, v, bias)
             gain = 1.0 + self._get(name + "post_attention_layernorm.weight")
             x = x + self._geglu(name, _unit_rms(x, eps) * gain)
@@ -208,6 +249,8 @@ class Reference:
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         half = x.shape[-1] // 2
         frequency = self.config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        if self.config.numerics.rope_frequencies == "bfloat16":
+            frequency = frequency.bfloat16().double()
         angles = positions[:, None].double() * frequency
         cos, sin = (
             part.to(self.dtype).repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin())
@@ -232,9 +275,9 @@ class Reference:
 
     def _get(self, name: str) -> Tensor:
         if "gemma_expert" not in name and not name.startswith(("action_", "time_")):
-            return self._source.get(name).to(self.dtype)
+            return self._source.get(name).to(self.place).to(self.dtype)
         if name not in self._expert_cache:  # read again in every step
-            self._expert_cache[name] = self._source.get(name).to(self.dtype)
+            self._expert_cache[name] = self._source.get(name).to(self.place).to(self.dtype)
         return self._expert_cache[name]
 
 

@@ -1,6 +1,6 @@
 """Everything of the action expert that depends only on the denoising step, tabulated once.
 
-Source: openpi, PyTorch sampler (time grid, sine-cosine embedding in float64, time MLP in float32).
+Source: openpi, PyTorch sampler (sine-cosine embedding in float64, time MLP in float32).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from ...weights import TensorSource
 from .config import Pi05Config
+from .numerics import step_times
 
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
 
@@ -19,18 +20,6 @@ MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
 def step_size(steps: int) -> float:
     """dt = float32(-1/N): the integration runs from t = 1 (noise) to t = 0 (action)."""
     return float(np.float32(-1.0 / steps))
-
-
-def step_times(steps: int) -> list[float]:
-    """Time at the start of each step, summed up in float32 as openpi does.
-
-    The rounding of that sum is part of the numbers: 1, 0.9, 0.79999995, ...
-    """
-    times, now, dt = [], np.float32(1.0), np.float32(step_size(steps))
-    for _ in range(steps):
-        times.append(float(now))
-        now = np.float32(now + dt)
-    return times
 
 
 def time_embedding(times: list[float], width: int) -> Tensor:
@@ -54,7 +43,7 @@ def fill_modulation(config: Pi05Config, source: TensorSource, table: Tensor) -> 
             the feed-forward block of each layer, then the last), then scale, shift, gate.
     """
     width = config.expert.width
-    cond = time_embedding(step_times(config.steps), width)
+    cond = time_embedding(step_times(config.numerics, config.steps), width)
     for layer in ("time_mlp_in", "time_mlp_out"):
         weight, bias = source.get(f"{layer}.weight").float(), source.get(f"{layer}.bias").float()
         cond = F.silu(torch.addmm(bias, cond, weight.t()))

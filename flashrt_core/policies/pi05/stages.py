@@ -32,6 +32,7 @@ from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
 from .config import SLOTS, Pi05Config
 from .contract import image_input
+from .numerics import embedding_scale
 from .schedule import step_size
 
 Buffers = Mapping[str, Tensor]
@@ -60,11 +61,17 @@ def prompt(lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey) ->
         length,
         buffers["trunk.embedding"],
         buffers["prompt_embedding"][:bucket],
-        scale=config.embed_scale,
+        scale=embedding_scale(config.numerics, config.trunk.width),
     )
     image_rows = shape.views * config.view_tokens
     offset_count(lane, length, buffers["prefix_length"], offset=image_rows)
-    rope_rows(lane, buffers["prefix_length"], buffers["expert_rope"], theta=config.rope_theta)
+    rope_rows(
+        lane,
+        buffers["prefix_length"],
+        buffers["expert_rope"],
+        theta=config.rope_theta,
+        rounded=config.numerics.rope_frequencies == "bfloat16",
+    )
 
 
 def context(

@@ -7,12 +7,13 @@ row-wise, interleaves gate and up rows, stacks the layers, and tabulates what de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...kernels.rope_rows import rope_rows_ref
-from ...weights import TensorSource, TensorSpec
+from ...tensors import TensorSource, TensorSpec
 from .config import GemmaConfig, Pi05Config
 from .schedule import fill_modulation, norm_names
 
@@ -21,8 +22,10 @@ _VISION = _ROOT + "paligemma.model.vision_tower.vision_model."
 _PROJECTOR = _ROOT + "paligemma.model.multi_modal_projector.linear"
 _TRUNK = _ROOT + "paligemma.model.language_model."
 _EXPERT = _ROOT + "gemma_expert.model."
-#: Tied with ``embed_tokens``; openpi saves the table under this name.
+#: Tied with ``embed_tokens``; openpi saves the table under this name, LeRobot under both or the
+#: other. Where both are there, the lookup's own copy counts.
 _EMBEDDING = _ROOT + "paligemma.lm_head.weight"
+_LOOKUP = _TRUNK + "embed_tokens.weight"
 
 #: Gains of the random stand-in. A matrix of gain 1 keeps the size of what it multiplies. Queries
 #: are larger, so that attention picks rows instead of averaging all differences away, and the
@@ -33,15 +36,23 @@ _TIME_GAIN, _MODULATION_GAIN, _VELOCITY_GAIN = 1.5, 0.8, 0.8
 
 
 def tensors(config: Pi05Config) -> dict[str, TensorSpec]:
-    """Every tensor of an openpi checkpoint of these sizes, unused ones included."""
-    return dict(_tensors(config))
+    """Every tensor of an openpi checkpoint of these sizes; those nothing reads are marked."""
+    last = f"{_TRUNK}layers.{config.trunk.depth - 1}."
+    unread = [f"{_TRUNK}norm.", f"{_ROOT}gemma_expert.lm_head.", f"{last}mlp."]
+    unread += [f"{last}{part}." for part in ("post_attention_layernorm", "self_attn.q_proj")]
+    unread += [f"{last}self_attn.o_proj."]
+    return {
+        name: replace(spec, used=False) if name.startswith(tuple(unread)) else spec
+        for name, spec in _tensors(config)
+    }
 
 
 def _tensors(config: Pi05Config) -> Iterable[tuple[str, TensorSpec]]:
     yield from _vision_tensors(config)
     trunk, expert = config.trunk, config.expert
     yield from _dense(_PROJECTOR, trunk.width, config.vision.width)
-    yield _EMBEDDING, TensorSpec((config.vocab, trunk.width), std=trunk.width**-0.5)
+    table = (config.vocab, trunk.width)
+    yield _EMBEDDING, TensorSpec(table, std=trunk.width**-0.5, aliases=(_LOOKUP,))
     for layer in range(trunk.depth):
         name = f"{_TRUNK}layers.{layer}."
         yield from _gemma_layer(name, trunk, branch_gain=(2 * trunk.depth) ** -0.5)
@@ -160,7 +171,8 @@ def _pack_vision(config: Pi05Config, source: TensorSource, buffers: Mapping[str,
 def _pack_trunk(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
     buffers["trunk.embedding"].copy_(source.get(_EMBEDDING))
     start = torch.zeros(1, dtype=torch.int32, device=buffers["trunk.rope"].device)
-    rope_rows_ref(start, buffers["trunk.rope"], theta=config.rope_theta)
+    rounded = config.numerics.rope_frequencies == "bfloat16"
+    rope_rows_ref(start, buffers["trunk.rope"], theta=config.rope_theta, rounded=rounded)
     last = config.trunk.depth - 1
     for layer in range(config.trunk.depth):
         name = f"{_TRUNK}layers.{layer}."

@@ -9,6 +9,7 @@ import pytest
 from flashrt_core.errors import OptionError
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.config import TINY_VOCAB
+from flashrt_core.policies.pi05.numerics import embedding_scale
 from flashrt_core.policies.pi05.tokenizer import Tokenizer
 from flashrt_core.weights import TensorSpec
 
@@ -65,7 +66,7 @@ def test_base_sizes() -> None:
     assert config.patch_dim == 588
     assert config.norms == 37
     assert config.max_prompt_tokens == 200
-    assert config.embed_scale == pytest.approx(45.254834)
+    assert embedding_scale(config.numerics, config.trunk.width) == pytest.approx(45.254834)
     assert config.vision.head_dim == 72
 
 

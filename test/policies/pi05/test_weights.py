@@ -9,7 +9,8 @@ import torch
 
 from flashrt_core.errors import OptionError, WeightsError
 from flashrt_core.policies.pi05 import POLICY
-from flashrt_core.policies.pi05.schedule import step_size, step_times, time_embedding
+from flashrt_core.policies.pi05.numerics import PROFILES, step_times
+from flashrt_core.policies.pi05.schedule import step_size, time_embedding
 from flashrt_core.weights import TensorSpec, open_weights
 
 from .harness import TWO, Pipeline, same_bits
@@ -60,13 +61,13 @@ def test_bf16_weights_are_the_rounded_float32_ones(pipeline: Pipeline) -> None:
 
 
 def test_step_times_have_the_bits_of_the_official_sampler() -> None:
-    bits = " ".join(struct.pack(">f", time).hex() for time in step_times(10))
+    bits = " ".join(struct.pack(">f", time).hex() for time in step_times(PROFILES["openpi"], 10))
     assert bits == (
         "3f800000 3f666666 3f4ccccc 3f333332 3f199998 3efffffd 3eccccca 3e999997 3e4cccc8 3dccccc3"
     )
     assert struct.pack(">f", step_size(10)).hex() == "bdcccccd"
     for steps in (4, 5, 20, 50):
-        assert len(step_times(steps)) == steps
+        assert len(step_times(PROFILES["openpi"], steps)) == steps
 
 
 def test_time_embedding_known_values() -> None:
@@ -91,7 +92,7 @@ def test_modulation_table(pipeline: Pipeline) -> None:
         return get(f"{name}.weight").double() @ x + get(f"{name}.bias").double()
 
     for step in (0, 6):
-        cond = time_embedding([step_times(10)[step]], width)[0].double()
+        cond = time_embedding([step_times(TINY.numerics, 10)[step]], width)[0].double()
         for name in ("time_mlp_in", "time_mlp_out"):
             cond = dense(name, cond)
             cond = cond / (1 + torch.exp(-cond))
@@ -157,6 +158,6 @@ def test_bad_seed(uri: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["model.safetensors", "random", ""])
-def test_checkpoint_files_are_refused(uri: str) -> None:
-    with pytest.raises(WeightsError, match="not readable yet"):
+def test_missing_checkpoints(uri: str) -> None:
+    with pytest.raises(WeightsError, match=r"expected a folder with model\.safetensors"):
         open_weights(uri, SPECS)

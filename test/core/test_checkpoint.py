@@ -1,0 +1,173 @@
+"""The safetensors reader: what it returns, its digest, its progress, and the memory it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flashrt_core import checkpoint
+from flashrt_core.checkpoint import CheckpointWeights, SafetensorsFile
+from flashrt_core.errors import OptionError, WeightsError
+from flashrt_core.tensors import TensorSpec
+from flashrt_core.weights import open_weights
+
+TENSORS = {
+    "a": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "b": torch.full((5,), 0.5, dtype=torch.bfloat16),
+    "c": torch.tensor(3.0, dtype=torch.float16),
+    "d": torch.zeros(0, 4),
+}
+SPECS = {name: TensorSpec(tuple(tensor.shape)) for name, tensor in TENSORS.items()}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    return path
+
+
+def test_tensors_come_as_written(file: Path) -> None:
+    source = open_weights(str(file.parent), SPECS)
+    assert sorted(source.names()) == sorted(TENSORS)
+    for name in (*TENSORS, *TENSORS):  # again, after the pages were given back
+        found = source.get(name)
+        assert found.dtype == TENSORS[name].dtype
+        assert torch.equal(found, TENSORS[name])
+    kept = source.get("a")
+    source.get("b")
+    assert torch.equal(kept, TENSORS["a"])
+
+
+def test_odd_offsets(tmp_path: Path) -> None:
+    """A tensor may start at any byte: the format aligns only the header."""
+    path = tmp_path / "model.safetensors"
+    header = (
+        b'{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},'
+        b'"y":{"dtype":"F32","shape":[2],"data_offsets":[3,11]}}'
+    )
+    data = bytes(3) + torch.tensor([1.5, -2.0]).numpy().tobytes()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    assert SafetensorsFile(path).read("y").tolist() == [1.5, -2.0]
+
+
+def test_digest_covers_every_byte_and_name(file: Path, tmp_path: Path) -> None:
+    first = SafetensorsFile(file).digest()
+    assert first == SafetensorsFile(file).digest()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    changed = tmp_path / "changed.safetensors"
+    changed.write_bytes(bytes(content))
+    renamed = tmp_path / "renamed.safetensors"
+    save_file({f"{name}2": tensor for name, tensor in TENSORS.items()}, renamed)
+    digests = {first, SafetensorsFile(changed).digest(), SafetensorsFile(renamed).digest()}
+    assert len(digests) == 3
+
+
+def test_digest_sees_the_order_of_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_CHUNK", 16)
+    monkeypatch.setattr(checkpoint, "_READ", 8)
+    digests = set()
+    for name, order in (("x", (0, 1)), ("y", (1, 0))):
+        path = tmp_path / name
+        parts = [torch.full((4,), float(value)) for value in order]
+        save_file({"t": torch.cat(parts)}, path)
+        digests.add(SafetensorsFile(path).digest())
+    assert len(digests) == 2
+
+
+def test_progress_reaches_the_end(file: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    source = CheckpointWeights(file, SPECS, lambda *step: seen.append(step))
+    assert source.digest
+    for name in SPECS:
+        source.get(name)
+    hashed = [step for step in seen if step[0] == "hash"]
+    packed = [step for step in seen if step[0] == "pack"]
+    for steps in (hashed, packed):
+        assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
+        assert steps[-1][1] == steps[-1][2] > 0
+
+
+def test_unknown_tensor(file: Path) -> None:
+    with pytest.raises(WeightsError, match="'z'.*one of the 4 tensors"):
+        open_weights(str(file), SPECS).get("z")
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("random:x", "random:<whole number>"),
+        ("/no/such/folder", "no such path"),
+    ],
+)
+def test_bad_uris(uri: str, said: str) -> None:
+    with pytest.raises((OptionError, WeightsError), match=said):
+        open_weights(uri, SPECS)
+
+
+def test_other_layouts_are_named(tmp_path: Path) -> None:
+    (tmp_path / "params").mkdir()
+    with pytest.raises(WeightsError, match=r"a JAX checkpoint; convert it"):
+        open_weights(str(tmp_path), SPECS)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(WeightsError, match="in several files"):
+        open_weights(str(tmp_path), SPECS)
+
+
+_LOAD = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from flashrt_core.load import LoadOptions, load
+from flashrt_core.policies.pi05.config import make_config
+from flashrt_core.policies.pi05.weights import tensors
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+torch.set_num_threads(1)
+sizes = dict(vision_width=256, vision_heads=4, vision_ffn=1024, trunk_width=768, trunk_heads=4,
+             trunk_head_dim=64, trunk_ffn=3072, expert_width=384, expert_heads=4,
+             expert_head_dim=64, expert_ffn=1024, vocab=32768)
+path = Path(sys.argv[1]) / "model.safetensors"
+if sys.argv[2] == "write":
+    specs = tensors(make_config("base", **sizes))
+    save_file({n: (torch.randn(s.shape) * s.std).bfloat16() for n, s in specs.items()}, path)
+    sys.exit()
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+session = load(LoadOptions(preset="base", checkpoint=str(path), precision="bf16", extra=sizes,
+                           tokenizer=Path(sys.argv[3]), max_sessions=1, capsule_slots=0,
+                           prompt_buckets=(64,), threads=1))
+buffers = sum(spec.nbytes for spec in session.contract.buffers)
+print(path.stat().st_size, status("VmHWM") - before, buffers)
+"""
+
+
+@pytest.mark.slow
+def test_memory_while_loading(tmp_path: Path) -> None:
+    """Peak of host memory over the start, with everything that the CPU device then holds."""
+    root = Path(__file__).parents[2]
+    tokenizer = root / "flashrt_core/policies/pi05/tiny_tokenizer.model"
+
+    def run(what: str) -> str:
+        command = [sys.executable, "-c", _LOAD, str(tmp_path), what, str(tokenizer)]
+        return subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=True, timeout=110
+        ).stdout
+
+    run("write")
+    size, peak, buffers = map(int, run("load").split())
+    assert size > 200e6
+    assert buffers > 0.8 * size  # the bf16 plan holds nearly all of it once more
+    assert peak < 1.3 * size
