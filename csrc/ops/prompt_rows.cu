@@ -4,7 +4,8 @@
 // embed_rows:   out[i] = table[tokens[i]] * scale for i < length[0], else 0; table, out bf16
 // copy_rows:    out[i] = src[i]; bf16, or bf16 or float32 into a float32 residual stream
 // rope_rows:    out[j] = [cos a_0 .. cos a_{d/2-1}, sin a_0 ..], a_i = (first[0] + j) theta^(-2i/d);
-//               angles in float64, rounded once to float32
+//               angles in float64, rounded once to float32; with rounded != 0 the frequencies
+//               theta^(-2i/d) go through float32 and bf16 first
 // offset_count: out[0] = count[0] + offset
 // rows of bf16 are 16-byte aligned and a multiple of 8 wide; one block a row
 #include <cstdint>
@@ -67,14 +68,17 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rope_rows_f32(const int* first, float* out, int width, int out_stride, double theta) {
+    rope_rows_f32(const int* first, float* out, int width, int out_stride, double theta,
+                  int rounded) {
   pdl_trigger();
   pdl_wait();
   const int half = width / 2;
   const double position = static_cast<double>(*first) + blockIdx.x;
   float* row = out + static_cast<size_t>(blockIdx.x) * out_stride;
   for (int i = threadIdx.x; i < half; i += blockDim.x) {
-    const double angle = position * pow(theta, -2.0 * i / width);
+    double frequency = pow(theta, -2.0 * i / width);
+    if (rounded) frequency = __bfloat162float(__float2bfloat16_rn(static_cast<float>(frequency)));
+    const double angle = position * frequency;
     row[i] = static_cast<float>(cos(angle));
     row[half + i] = static_cast<float>(sin(angle));
   }

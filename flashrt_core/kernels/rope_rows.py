@@ -23,10 +23,12 @@ def rope_rows_ref(first: Tensor, out: Tensor, *, theta: float, rounded: bool = F
     out.copy_(torch.cat((angles.cos(), angles.sin()), dim=1))
 
 
-def rope_rows_launch(launcher: Launcher, first: Tensor, out: Tensor, *, theta: float) -> None:
+def rope_rows_launch(
+    launcher: Launcher, first: Tensor, out: Tensor, *, theta: float, rounded: bool = False
+) -> None:
     """One block a row."""
     rows, width = out.shape
-    args = (first, out, width, out.stride(0), Float64(theta))
+    args = (first, out, width, out.stride(0), Float64(theta), int(rounded))
     launcher.launch("rope_rows_f32", rows, 128, args)
 
 

@@ -286,7 +286,7 @@ def test_prompt_rows(device: Any, draw: Any) -> None:
     length = torch.tensor([31], dtype=torch.int32, device="cuda")
     first = torch.zeros(1, dtype=torch.int32, device="cuda")
     embedded, copied, rope = empty(48, 2048), empty(48, 2048), empty(10, 256, dtype=F32)
-    widened = empty(48, 2048, dtype=F32)
+    widened, coarse = empty(48, 2048, dtype=F32), empty(10, 256, dtype=F32)
 
     def body(lane: Any) -> None:
         embed_rows(lane, tokens, length, table, embedded, scale=45.25)
@@ -294,6 +294,7 @@ def test_prompt_rows(device: Any, draw: Any) -> None:
         copy_rows(lane, embedded, widened)
         offset_count(lane, length, first, offset=512)
         rope_rows(lane, first, rope, theta=10000.0)
+        rope_rows(lane, first, coarse, theta=10000.0, rounded=True)
 
     run(device, body)
     want, angles = expected((48, 2048)), expected((10, 256))
@@ -304,6 +305,9 @@ def test_prompt_rows(device: Any, draw: Any) -> None:
     assert torch.equal(widened, embedded.float())
     assert int(first) == 543
     assert error(rope, angles) < 1e-6
+    rope_rows_ref(first, angles, theta=10000.0, rounded=True)
+    assert error(coarse, angles) < 1e-6
+    assert error(coarse, rope) > 0.1
 
 
 @pytest.mark.parametrize("rows", [1, 10, 15, 50])
