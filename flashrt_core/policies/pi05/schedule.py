@@ -46,7 +46,7 @@ def fill_modulation(config: Pi05Config, source: TensorSource, table: Tensor) -> 
     cond = time_embedding(step_times(config.numerics, config.steps), width)
     for layer in ("time_mlp_in", "time_mlp_out"):
         weight, bias = source.get(f"{layer}.weight").float(), source.get(f"{layer}.bias").float()
-        cond = F.silu(torch.addmm(bias, cond, weight.t()))
+        cond = F.silu(torch.addmm(bias, cond.to(weight.device), weight.t()))
     for site, name in enumerate(norm_names(config)):
         weight, bias = (source.get(f"{name}.dense.{kind}").float() for kind in ("weight", "bias"))
         table[:, site].copy_(torch.addmm(bias, cond, weight.t()).view(-1, 3, width))
