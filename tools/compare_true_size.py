@@ -39,6 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "tools")]
 import goldens_lerobot  # noqa: E402
 from parity import case as parity  # noqa: E402
 
+from flashrt_core.bench import machine  # noqa: E402
 from flashrt_core.devices import REFERENCE_CUDA, Device, Segment, open_device  # noqa: E402
 from flashrt_core.errors import DeviceError  # noqa: E402
 from flashrt_core.policies.pi05 import POLICY, Pi05Config  # noqa: E402
@@ -245,7 +246,12 @@ def main() -> int:
             )
             print(name, flush=True)
     report, passed = judge(results)
-    report["torch"] = torch.__version__
+    report |= {
+        "gpu": machine.gpu_state(),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+        "command": "python " + " ".join(sys.argv),
+    }
     report["shape"] = {name: getattr(options, name) for name in ("views", "tokens", "horizon")}
     text = json.dumps(report, indent=1)
     print(text)

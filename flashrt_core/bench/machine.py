@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,8 @@ _PACKAGES = (
     "nvmath-python",
     "nvidia-cublas",
     "triton",
+    "lerobot",
+    "transformers",
 )
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
 
@@ -46,7 +49,12 @@ def gpu_state() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the checkout that runs, with "-dirty" when files differ; else "unknown"."""
+    """The commit of the checkout that runs, with "-dirty" when files differ.
+
+    A tree that was copied without its history is named by FLASHRT_COMMIT; else "unknown".
+    """
+    if named := os.environ.get("FLASHRT_COMMIT"):
+        return named
     root = Path(__file__).resolve().parent.parent.parent
     try:
         name = _git(root, "rev-parse", "--short=12", "HEAD")
