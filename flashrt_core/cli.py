@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +21,7 @@ from .contract import Contract
 from .errors import FlashRTError
 from .load import Description, LoadOptions, describe
 from .specs import BufferSpec, Role
+from .terminal import Ended, terminal_or_file, unwinding_on_signals
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 USER_ERROR = 2  # exit status of everything that the user can put right; 1 is a failed check
@@ -68,8 +69,9 @@ def inspect(
     if as_json:
         print(json.dumps(as_dict(description), indent=2))
         return
-    console = Console()
-    console.print(render(description, f"{policy}, preset {preset}, {precision}, on {device}"))
+    terminal_or_file().print(
+        render(description, f"{policy}, preset {preset}, {precision}, on {device}")
+    )
 
 
 @app.command()
@@ -106,7 +108,7 @@ def bench(
         output=output,
         figure=figure,
     )
-    run_bench(options, Console())
+    run_bench(options, terminal_or_file())
 
 
 def as_dict(description: Description) -> dict[str, Any]:
@@ -261,19 +263,20 @@ def _bytes(count: int) -> str:
 
 
 def run(application: Callable[[], Any] = app) -> int:
-    """Run the command line; the exit status.
+    """Run the command line; the exit status, 128 + its number where a signal ended it.
 
-    An error of this package is one line on stderr, never a traceback; any other error is a defect
-    and keeps its traceback.
+    An error of this package and an interruption are one line on stderr, never a traceback; any
+    other error is a defect and keeps its traceback.
     """
     try:
-        application()
+        with unwinding_on_signals():
+            application()
     except FlashRTError as error:
         print(f"flashrt: error: {error}", file=sys.stderr)
         return USER_ERROR
+    except Ended as end:
+        print(f"flashrt: {end}", file=sys.stderr)
+        return 128 + end.number
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    except KeyboardInterrupt:
-        print("flashrt: interrupted", file=sys.stderr)
-        return 130
     return 0

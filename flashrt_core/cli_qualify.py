@@ -18,6 +18,7 @@ from rich.table import Table
 from .checkpoint import Progress as Told
 from .load import LoadOptions, load, qualifier
 from .qualification import Error, Gates, Report, gates_for, made_up_observations, qualify
+from .terminal import terminal_or_file
 from .weights import checkpoint_path
 
 DEFAULT_VIEWS = ",".join(LoadOptions.views)
@@ -96,7 +97,7 @@ def qualify_command(
     if as_json:
         print(json.dumps(about(options) | report.as_dict(), indent=2))
     else:
-        render(report, Console(), f"{policy}, {checkpoint}, {precision}, on {device}")
+        render(report, terminal_or_file(), f"{policy}, {checkpoint}, {precision}, on {device}")
     if not report.passed:
         raise typer.Exit(FAILED)
 

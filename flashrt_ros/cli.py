@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import signal
+import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
-from flashrt_core.cli import app, run
 from flashrt_core.errors import OptionError
+
+try:
+    from flashrt_core.cli import app, run
+except KeyboardInterrupt:  # torch takes seconds to import, and main() is not reached yet
+    print("flashrt: interrupted", file=sys.stderr)
+    sys.exit(130)
+
+_RATES = (0.001, 1000.0)  # slower or faster than any clock and any node can follow
 
 Domain = Annotated[
     int | None,
@@ -35,8 +39,9 @@ def demo(
 
     Exit status 1 where a check fails or fewer than 50 decisions were made.
     """
-    if not 0 < seconds <= 600:
-        raise OptionError("option '--seconds'", expected="more than 0, at most 600", got=seconds)
+    if not seconds <= 600:
+        raise OptionError("option '--seconds'", expected="at most 600", got=seconds)
+    _check_seed(seed)
     from flashrt_ros.replay.demo import DemoOptions, run_demo
     from flashrt_ros.replay.progress import Reporter
 
@@ -47,7 +52,9 @@ def demo(
 def replay(
     bag: Annotated[Path, typer.Argument(help="A rosbag2: folder, .mcap or .db3.")],
     params: Annotated[Path, typer.Option(help="Parameter file of the node.")],
-    rate: Annotated[float, typer.Option(help="Times the recorded timing.")] = 1.0,
+    rate: Annotated[
+        float | None, typer.Option(help="Times the recorded timing; 1 where not given.")
+    ] = None,
     step: Annotated[
         bool, typer.Option("--step", help="One decision after the other; results repeat exactly.")
     ] = False,
@@ -60,17 +67,24 @@ def replay(
     domain: Domain = None,
 ) -> None:
     """Play a recording into the policy node and report latency, ages, drops and refusals."""
-    if not rate > 0:
-        raise OptionError("option '--rate'", expected="> 0", got=rate)
+    if rate is not None and not _RATES[0] <= rate <= _RATES[1]:
+        raise OptionError("option '--rate'", expected=f"{_RATES[0]:g} to {_RATES[1]:g}", got=rate)
+    if rate is not None and step:
+        raise OptionError("option '--rate'", expected="timed mode", got="--step, which has none")
     if limit is not None and limit < 1:
         raise OptionError("option '--limit'", expected=">= 1", got=limit)
+    if limit is not None and not step:
+        raise OptionError(
+            "option '--limit'", expected="step mode", got="timed mode", remedy="add --step"
+        )
+    _check_seed(seed)
     from flashrt_ros.replay.command import ReplayOptions, run_replay
     from flashrt_ros.replay.progress import Reporter
 
     options = ReplayOptions(
         bag=bag,
         parameters=params,
-        rate=rate,
+        rate=1.0 if rate is None else rate,
         step=step,
         limit=limit,
         remaps=dict(_remap(text) for text in remap or ()),
@@ -81,6 +95,15 @@ def replay(
     raise typer.Exit(run_replay(options, Reporter()))
 
 
+def _check_seed(seed: int | None) -> None:
+    """The node takes what its parameter ``seed`` takes."""
+    from flashrt_ros.parameters import expand
+
+    least, most = expand(())["seed"].bounds or (0, math.inf)
+    if seed is not None and not least <= seed <= most:
+        raise OptionError("option '--seed'", expected=f"{least} to {most}", got=seed)
+
+
 def _remap(text: str) -> tuple[str, str]:
     source, mark, target = text.partition(":=")
     if not (mark and source and target):
@@ -88,25 +111,9 @@ def _remap(text: str) -> tuple[str, str]:
     return source, "/" + target.lstrip("/")
 
 
-@contextmanager
-def _unwinding_on(*numbers: signal.Signals) -> Iterator[None]:
-    """Leave by an exception on these signals, so that a node that was started is stopped too."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def main() -> int:
     """Entry point of the ``flashrt`` command; the exit status."""
-    with _unwinding_on(signal.SIGTERM, signal.SIGHUP):
-        return run(app)
+    return run(app)
 
 
 if __name__ == "__main__":

@@ -139,8 +139,13 @@ def create_venv() -> None:
     if VENV.exists():
         shutil.rmtree(VENV)
     environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
-    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], env=environment, check=False)
+    # Captured: there is no folder for a log yet, and an interrupted venv prints its traceback.
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", str(VENV)],
+        env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
     if made.returncode:
+        print(made.stdout, end="")
         raise SystemExit(f"[setup] failed: {sys.executable} -m venv {VENV}")
     STATE.mkdir()
     # colcon would take every package of the environment for one of the workspace.
@@ -248,4 +253,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\n[setup] interrupted; run make again", flush=True)
+        sys.exit(130)

@@ -178,6 +178,15 @@ def _type_remedy(needed: NodeInput, got: str, source: Path) -> str:
 
 
 def _open(path: Path) -> Reader:
+    try:
+        return _open_existing(path)
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise OptionError(
+            f"bag '{path}'", expected="a readable rosbag2", got=error.strerror or error
+        ) from None
+
+
+def _open_existing(path: Path) -> Reader:
     if not path.exists():
         raise OptionError(f"bag '{path}'", expected="a rosbag2 folder or file", got="nothing there")
     if path.is_dir() and not (path / "metadata.yaml").is_file():

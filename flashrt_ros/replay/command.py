@@ -8,16 +8,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .bag import Bag, Route
 from .figure import write_results
-from .parameter_file import read_parameters
-from .player import message_class
+from .messages import message_class
+from .output import results_folder
+from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
-from .records import ChunkRecord
+from .records import ChunkRecord, RunRecord
 from .report import machine, render, summarise, versions
 from .run import Settings, run_steps, run_timed
 from .transport import choose_graph, use_shared_memory
+
+_RESULTS = (".json", ".png", "_node.log")
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     Writes ``replay.json``, ``replay.png`` and the node's log into ``options.out``.
 
     Raises:
-        FlashRTError: bag and parameter file do not fit, or the node failed.
+        FlashRTError: bag and parameter file do not fit, the folder cannot be used, or the node
+            failed.
     """
     parameters = read_parameters(options.parameters)
     with Bag(options.bag) as bag:
@@ -51,33 +56,46 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
         choose_graph(options.domain).enter()
         if warning := use_shared_memory():
             reporter.say(f"note: {warning}")
-        log = options.out / "replay_node.log"
-        settings = Settings(parameters, log, options.seed, options.remaps)
-        with reporter.phase(f"replaying {options.bag.name}") as phase:
-            if options.step:
-                run, chunks = run_steps(bag, settings, phase, options.limit)
-            else:
-                run, chunks = run_timed(bag, settings, options.rate, phase), []
+        with results_folder(options.out, [f"replay{end}" for end in _RESULTS]) as out:
+            return _replay_into(out, bag, parameters, options, reporter)
+
+
+def _replay_into(
+    out: Path, bag: Bag, parameters: ParameterFile, options: ReplayOptions, reporter: Reporter
+) -> int:
+    log = out / "replay_node.log"
+    settings = Settings(parameters, log, options.seed, options.remaps)
+    with reporter.phase(f"replaying {options.bag.name}") as phase:
+        if options.step:
+            run, chunks = run_steps(bag, settings, phase, options.limit)
+        else:
+            run, chunks = run_timed(bag, settings, options.rate, phase), []
     report = summarise(run)
     if options.step:
         report["chunks_sha256"] = digest(chunks)
+    report["seed"] = parameters.config.seed if options.seed is None else options.seed
     report |= {"versions": versions(), "machine": machine()}
     report["command"] = shlex.join(["flashrt", *sys.argv[1:]])
-    config = parameters.config
-    subtitle = (
-        f"{options.bag.name}, {run.mode}"
-        + ("" if options.step else f" at {options.rate:g} x")
-        + f"  |  preset {config.preset}, {config.device}, {config.precision}  |  "
-        + f"{report['machine']['cpu']}, {report['machine']['cores']} cores"
-    )
-    stem = options.out / "replay"
-    write_results(stem, report, run.timings, subtitle)
+    stem = out / "replay"
+    write_results(stem, report, run.timings, _subtitle(parameters, options, run, report))
     reporter.console.print(render(report))
     reporter.say(f"wrote {stem}.json" + (f" and {stem}.png" if run.timings else ""))
     if not report["decisions"]:
         reporter.say(f"FAILED: no decision was made; see the refusals above and {log}")
         return 1
     return 0
+
+
+def _subtitle(
+    parameters: ParameterFile, options: ReplayOptions, run: RunRecord, report: Mapping[str, Any]
+) -> str:
+    config = parameters.config
+    return (
+        f"{options.bag.name}, {run.mode}"
+        + ("" if options.step else f" at {options.rate:g} x")
+        + f"  |  preset {config.preset}, {config.device}, {config.precision}  |  "
+        + f"{report['machine']['cpu']}, {report['machine']['cores']} cores"
+    )
 
 
 def digest(chunks: Sequence[ChunkRecord]) -> str:

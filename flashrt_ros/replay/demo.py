@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashrt_core.errors import OptionError
 from flashrt_core.load import load
 from flashrt_ros.runtime import load_options
 
 from .bag import Bag
 from .figure import write_results
+from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
 from .recording import Recorder, write_recording
 from .report import machine, render, summarise, versions
-from .run import LiveNode, Settings, run_steps, run_timed
+from .run import DEFAULT_HZ, LiveNode, Settings, run_steps, run_timed
 from .step import steps
 from .transport import choose_graph, default_parameters, use_shared_memory
 from .verify import (
@@ -32,6 +34,8 @@ from .verify import (
 
 LEAST_DECISIONS = 50
 _STEPS = 10  # decisions of each of the two runs that are compared
+_RESULTS = (".json", ".png", "_node.log")
+_FURTHER = 4  # decisions that follow them, before and after a restore
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,26 @@ def run_demo(options: DemoOptions, reporter: Reporter) -> int:
     Writes ``demo.json``, ``demo.png``, the recording and the node's log into ``options.out``.
 
     Raises:
-        FlashRTError: a file is missing or the node did not do what it was asked.
+        FlashRTError: an option or a file does not do, or the node did not do what it was asked.
     """
     parameters = read_parameters(default_parameters())
+    _check_length(options.seconds, parameters.config.rate_hz or DEFAULT_HZ)
     choose_graph(options.domain).enter()
     if warning := use_shared_memory():
         reporter.say(f"note: {warning}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    recording = options.out / "demo_bag"
+    with results_folder(options.out, [f"demo{end}" for end in _RESULTS]) as out:
+        return _demo_into(out, parameters, options, reporter)
+
+
+def _demo_into(
+    out: Path, parameters: ParameterFile, options: DemoOptions, reporter: Reporter
+) -> int:
+    recording = out / "demo_bag"
     recorder = Recorder(seconds=options.seconds, seed=options.seed)
     names = parameters.config.joints_names
     with reporter.phase("recording the synthetic workcell") as phase:
         write_recording(recording, parameters.inputs, names, recorder, phase)
-    settings = Settings(parameters, options.out / "demo_node.log", options.seed)
+    settings = Settings(parameters, out / "demo_node.log", options.seed)
     with Bag(recording) as bag:
         with reporter.phase("playing it into the policy node") as phase:
             run = run_timed(bag, settings, 1.0, phase)
@@ -70,20 +81,31 @@ def run_demo(options: DemoOptions, reporter: Reporter) -> int:
     report = summarise(run) | checks
     report |= {"seed": options.seed, "versions": versions(), "machine": machine()}
     report["command"] = shlex.join(["flashrt", *sys.argv[1:]])
-    write_results(
-        options.out / "demo", report, run.timings, _subtitle(parameters, recorder, report)
-    )
+    write_results(out / "demo", report, run.timings, _subtitle(parameters, recorder, report))
     reporter.console.print(render(report, checks))
-    reporter.say(f"wrote {options.out / 'demo.json'} and {options.out / 'demo.png'}")
+    reporter.say(f"wrote {out / 'demo.json'} and {out / 'demo.png'}")
     return _verdict(report, checks, reporter)
+
+
+def _check_length(seconds: float, rate_hz: float) -> None:
+    """The checks need so many decisions, and one period until every input is there."""
+    least = (_STEPS + _FURTHER + 1) / rate_hz
+    if seconds < least:
+        raise OptionError(
+            "option '--seconds'",
+            expected=f"at least {least:g}, which the checks need",
+            got=f"{seconds:g}",
+            remedy=f"{LEAST_DECISIONS} decisions, which exit status 0 needs, take "
+            f"{(LEAST_DECISIONS + 1) / rate_hz:g}",
+        )
 
 
 def _checks(bag: Bag, settings: Settings, reporter: Reporter) -> dict[str, bool]:
     config = settings.parameters.config
-    rate_hz = config.rate_hz
+    rate_hz = config.rate_hz or DEFAULT_HZ
     routes = bag.routes(settings.parameters.inputs, settings.parameters.path)
     # The steps after those that are compared: the stamps of a sensor never go back.
-    further = list(itertools.islice(steps(bag, routes, rate_hz), _STEPS, _STEPS + 4))
+    further = list(itertools.islice(steps(bag, routes, rate_hz), _STEPS, _STEPS + _FURTHER))
     restored = True
 
     def over_services(live: LiveNode) -> None:
@@ -97,7 +119,7 @@ def _checks(bag: Bag, settings: Settings, reporter: Reporter) -> dict[str, bool]
     with reporter.phase("checking a session in this process") as phase:
         session = load(load_options(config))
         try:
-            seen = observations(bag, routes, config, rate_hz, 4)
+            seen = observations(bag, routes, config, rate_hz, _FURTHER)
             split = full_equals_split(session, seen)
             phase(0.5)
             restored = restored and capsule_bit_exact(session, seen)

@@ -15,6 +15,7 @@ matplotlib.use("Agg")  # no display on a robot or in CI
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from .output import writing
 from .records import PARTS, TimingRecord
 from .report import unique
 
@@ -42,11 +43,12 @@ _STYLE: Any = {
 def write_results(
     stem: Path, report: Mapping[str, Any], timings: Sequence[TimingRecord], subtitle: str
 ) -> None:
-    """Write ``<stem>.json`` and, where there were decisions, ``<stem>.png``."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
+    """Write ``<stem>.json`` and, where there were decisions, ``<stem>.png``; or OutputError."""
+    with writing("report", stem.with_suffix(".json")):
+        stem.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
     if timings:
-        draw(stem.with_suffix(".png"), report, timings, subtitle)
+        with writing("figure", stem.with_suffix(".png")):
+            draw(stem.with_suffix(".png"), report, timings, subtitle)
 
 
 def draw(
@@ -120,20 +122,19 @@ def _draw_spread(axes: Axes, records: Sequence[TimingRecord], report: Mapping[st
     top = _frame_top(total)
     inside = total[total <= top]
     bins = np.linspace(float(inside.min()), float(inside.max()) + 1e-6, 33).tolist()
-    axes.hist(inside, bins=bins, color="#9DB2C6", edgecolor="white", linewidth=0.6)
+    counts, _, _ = axes.hist(inside, bins=bins, color="#9DB2C6", edgecolor="white", linewidth=0.6)
     stats = report["latency_ms"]["total"]
+    highest = float(np.max(counts)) * 1.04
     for key, style in (("p50", "-"), ("p95", "--"), ("p99", ":")):
         shown = min(stats[key], top)
-        axes.axvline(shown, color=_INK, lw=1.3, ls=style, label=f"{key}  {stats[key]:.2f} ms")
+        text = f"{key}  {stats[key]:.2f} ms"
+        axes.vlines(shown, 0, highest, color=_INK, lw=1.3, ls=style, label=text)
     left = len(total) - len(inside)
     axes.set_title("distribution of the total")
     axes.set_xlabel("ms" + (f"  ({left} slower, up to {stats['max']:.0f} ms)" if left else ""))
     axes.set_ylabel("decisions")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend above the bars
-    axes.legend(
-        loc="upper right", fontsize=10, handlelength=1.6, frameon=True, framealpha=1.0,
-        edgecolor="none", borderpad=0.2,
-    )  # fmt: skip
+    axes.set_ylim(0, highest * 1.32)  # the legend has the room above bars and lines to itself
+    axes.legend(loc="upper right", fontsize=10, handlelength=1.6, borderpad=0.2, borderaxespad=0.1)
 
 
 def _frame_top(total: np.ndarray) -> float:

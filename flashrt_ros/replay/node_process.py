@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,10 +18,27 @@ from typing import Self
 from flashrt_core.errors import FlashRTError
 
 from .client import PolicyClient
+from .output import writing
 from .transport import child_environment
 
 _PROBLEM = re.compile(r"\[(ERROR|FATAL)\]|Error\b|Traceback")
 _PREFIX = re.compile(r"^\[\w+\] \[[\d.]+\] \[[\w./]+\]: ")
+
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+
+
+def _end_with(parent: int) -> None:
+    """In the child: have the kernel send SIGTERM when the parent ends, however it ends.
+
+    The kernel watches the thread that started the child, so that has to be one that stays: the main
+    thread.
+    """
+    if sys.platform == "linux":
+        _LIBRARY.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
+    if os.getppid() != parent:  # it was gone before the kernel knew
+        os._exit(1)
 
 
 class NodeStartError(FlashRTError):
@@ -30,6 +49,8 @@ class NodeStartError(FlashRTError):
 
 class NodeProcess:
     """One policy node; use as a context manager, which stops it in any case.
+
+    The node also ends when this process does, or the thread that entered the context.
 
     Args:
         parameters: the parameter file.
@@ -58,13 +79,16 @@ class NodeProcess:
         environment = child_environment()
         # The log is read back: no colours, and every line at once.
         environment |= {"RCUTILS_COLORIZED_OUTPUT": "0", "PYTHONUNBUFFERED": "1"}
-        with self.log.open("wb") as output:
+        parent = os.getpid()
+        with writing("log", self.log), self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                # Between fork and exec it only calls into libraries that are loaded already.
+                preexec_fn=lambda: _end_with(parent),
             )
         return self
 
@@ -122,12 +146,13 @@ class NodeProcess:
         return _PREFIX.sub("", chosen).strip()
 
     def stop(self, grace_s: float = 10.0) -> int | None:
-        """SIGINT, and after ``grace_s`` SIGKILL; the exit status."""
+        """SIGTERM, and after ``grace_s`` SIGKILL; the exit status."""
         process = self._process
         if process is None:
             return None
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            # Not SIGINT: as an exception it may get lost in the imports of a node that just starts.
+            process.terminate()
             try:
                 process.wait(grace_s)
             except subprocess.TimeoutExpired:

@@ -69,8 +69,10 @@ def read_parameters(path: Path, node: str = "policy") -> ParameterFile:
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
+        # str() of an OSError would name the file a second time.
+        reason = error.strerror if isinstance(error, OSError) else "text that is not UTF-8"
         raise OptionError(
-            f"parameter file '{path}'", expected="a readable file", got=error
+            f"parameter file '{path}'", expected="a readable file", got=reason
         ) from None
     except yaml.YAMLError as error:
         raise OptionError(f"parameter file '{path}'", expected="YAML", got=error) from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rclpy.node import Node
@@ -17,6 +17,7 @@ from flashrt_core.errors import FlashRTError, OptionError
 from flashrt_ros.stamps import time_message
 
 from .bag import Bag, Message, Route
+from .messages import message_class, sound_messages
 from .records import PlayRecord
 
 CLOCK_HZ = 250.0
@@ -27,15 +28,6 @@ class PlaybackError(FlashRTError):
     """Nobody listens to what would be played."""
 
     code = 92
-
-
-def message_class(msgtype: str) -> Any | None:
-    """The Python class of ``package/msg/Name``, or None where the package is not installed."""
-    package, _, name = msgtype.split("/")
-    try:
-        return getattr(importlib.import_module(f"{package}.msg"), name, None)
-    except ImportError:
-        return None
 
 
 class Player:
@@ -64,6 +56,7 @@ class Player:
                 )
             self._publishers[route.topic] = node.create_publisher(kind, route.input.topic, qos)
         self.sent = {route.input.name: 0 for route in self.routes}
+        self.malformed: Counter[str] = Counter()  # by input; not sent
         self._names = {route.topic: route.input.name for route in self.routes}
 
     def wait_for_subscribers(self, timeout_s: float = 10.0) -> None:
@@ -123,7 +116,7 @@ class Player:
         first_ns: int | None = None
         next_tick_ns = 0
         start = time.monotonic()
-        for message in _read_ahead(self._bag, [route.topic for route in self.routes]):
+        for message in _read_ahead(sound_messages(self._bag, self.routes, self.malformed)):
             if stop():
                 break
             if first_ns is None:
@@ -139,7 +132,8 @@ class Player:
             late_ms.append((time.monotonic() - due) * 1e3)
             if progress is not None:
                 progress((message.time_ns - first_ns) / 1e9)
-        return PlayRecord(dict(self.sent), time.monotonic() - start, late_ms)
+        seconds = time.monotonic() - start
+        return PlayRecord(dict(self.sent), seconds, late_ms, dict(self.malformed))
 
 
 def _sleep_until(moment: float) -> None:
@@ -148,8 +142,8 @@ def _sleep_until(moment: float) -> None:
         time.sleep(left)
 
 
-def _read_ahead(bag: Bag, topics: Sequence[str]) -> Any:
-    """The messages of ``topics``, read by a thread that keeps a bounded number ready."""
+def _read_ahead(messages: Iterator[Message]) -> Iterator[Message]:
+    """The same messages, read by a thread that keeps a bounded number ready."""
     ready: queue.Queue[Message | Exception | None] = queue.Queue(_AHEAD)
     done = threading.Event()
 
@@ -164,7 +158,7 @@ def _read_ahead(bag: Bag, topics: Sequence[str]) -> Any:
 
     def read() -> None:
         try:
-            for message in bag.messages(topics):
+            for message in messages:
                 if not offer(message):
                     return
             offer(None)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from flashrt_core.terminal import terminal_or_file
+
 
 class Phase:
     """Handed out by :meth:`Reporter.phase`; call it with the fraction done and a note."""
@@ -43,7 +45,7 @@ class Reporter:
     """Says what is going on, on ``console``."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or terminal_or_file()
 
     def say(self, text: str) -> None:
         """One line."""

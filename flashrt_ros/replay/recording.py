@@ -7,8 +7,10 @@ images than for joints.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rosbags.typesys import Stores, get_typestore
 from flashrt_core.errors import OptionError
 from flashrt_ros.parameters import JOINTS
 
+from .output import writing
 from .parameter_file import COMPRESSED_TYPE, JOINTS_TYPE, NodeInput
 from .scene import ARM_JOINTS, Scene
 
@@ -60,7 +63,8 @@ def write_recording(
     """Record the workcell for the topics of ``inputs``; returns the number of messages.
 
     Args:
-        path: folder to create; a bag of that name is replaced, anything else is left alone.
+        path: folder to create; a bag of that name is replaced once the new one is complete,
+            anything else is left alone.
         inputs: cameras (uncompressed) and joints.
         joint_names: names in the joint states; seven of the arm where empty.
         options: rates, sizes, storage.
@@ -68,9 +72,10 @@ def write_recording(
 
     Raises:
         OptionError: ``path`` is in the way, or a camera is set to compressed images.
+        OutputError: the file system does not take it.
     """
     options = options or Recorder()
-    _clear(path)
+    _check_replaceable(path)
     for entry in inputs:
         if entry.msgtype == COMPRESSED_TYPE:
             raise OptionError(
@@ -83,17 +88,8 @@ def write_recording(
     encode = _Encoder(
         store, Scene(options.seed, options.width, options.height), inputs, joint_names
     )
-    writer = Writer(
-        path,
-        version=9,
-        storage_plugin=StoragePlugin.MCAP if options.storage == "mcap" else StoragePlugin.SQLITE3,
-    )
-    if options.compressed:
-        # mcap compresses its own chunks, which every reader understands; sqlite3 has no such thing.
-        mode = CompressionMode.STORAGE if options.storage == "mcap" else CompressionMode.MESSAGE
-        writer.set_compression(mode, CompressionFormat.ZSTD)
     count = 0
-    with writer:
+    with writing("recording", path), _replacing(path) as fresh, _writer(fresh, options) as writer:
         connections = [writer.add_connection(i.topic, i.msgtype, typestore=store) for i in inputs]
         for sample in _schedule(inputs, options):
             data = encode(sample)
@@ -104,17 +100,52 @@ def write_recording(
     return count
 
 
-def _clear(path: Path) -> None:
-    if not path.exists():
+def _writer(path: Path, options: Recorder) -> Writer:
+    mcap = options.storage == "mcap"
+    plugin = StoragePlugin.MCAP if mcap else StoragePlugin.SQLITE3
+    writer = Writer(path, version=9, storage_plugin=plugin)
+    if options.compressed:
+        # mcap compresses its own chunks, which every reader understands; sqlite3 has no such thing.
+        mode = CompressionMode.STORAGE if mcap else CompressionMode.MESSAGE
+        writer.set_compression(mode, CompressionFormat.ZSTD)
+    return writer
+
+
+def _check_replaceable(path: Path) -> None:
+    """Only nothing, an empty folder and a recording may stand where one will be written."""
+    if not os.path.lexists(path):
         return
-    if not (path / "metadata.yaml").is_file() and any(path.iterdir() if path.is_dir() else [path]):
-        raise OptionError(
-            f"recording '{path}'",
-            expected="a new folder, or an earlier recording to replace",
-            got="something else",
-            remedy="remove it or choose another folder",
-        )
-    shutil.rmtree(path)
+    if path.is_dir():
+        found = {entry.name for entry in path.iterdir()}
+        # A storage file alone, named like the folder, is what a killed recording left.
+        if "metadata.yaml" in found or found <= {f"{path.name}.mcap", f"{path.name}.db3"}:
+            return
+    raise OptionError(
+        f"recording '{path}'",
+        expected="a new folder, or an earlier recording to replace",
+        got="something else",
+        remedy="remove it or choose another folder",
+    )
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``path`` when the block ends well.
+
+    It lies in a hidden sibling, so that a run that is cut off leaves ``path`` as it was. What a
+    killed run left there goes with the next one.
+    """
+    aside = path.with_name(f".{path.name}.unfinished")
+    shutil.rmtree(aside, ignore_errors=True)
+    fresh, replaced = aside / "new" / path.name, aside / "replaced"
+    fresh.parent.mkdir(parents=True)
+    try:
+        yield fresh
+        if os.path.lexists(path):
+            path.rename(replaced)
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _schedule(inputs: Sequence[NodeInput], options: Recorder) -> Iterator[_Sample]:

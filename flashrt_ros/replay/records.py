@@ -82,11 +82,13 @@ class TimingRecord:
 
 @dataclass(frozen=True)
 class PlayRecord:
-    """What the player did: messages sent an input, wall seconds, and how late each was in ms."""
+    """What the player did: messages sent an input, wall seconds, how late each was in ms,
+    and messages of each input that were left out because nobody could read them."""
 
     sent: Mapping[str, int]
     seconds: float
     late_ms: Sequence[float] = ()
+    malformed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

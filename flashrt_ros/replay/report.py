@@ -68,6 +68,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
             "sent": dict(run.play.sent),
             "seconds": round(run.play.seconds, 3),
             "late_ms": statistics(run.play.late_ms),
+            "malformed": dict(run.play.malformed),
         },
     }
 
@@ -172,6 +173,8 @@ def render(report: Mapping[str, Any], checks: Mapping[str, bool] | None = None) 
     facts.add_row("decisions", f"{report['decisions']}, chunks of {shape}")
     facts.add_row("dropped", _counted(report["dropped"], report["dropped_by_input"]))
     facts.add_row("refused", _counted(report["refused"], report["refused_by_reason"]))
+    if malformed := report["player"]["malformed"]:
+        facts.add_row("malformed", _counted(sum(malformed.values()), malformed) + ", not played")
     if report["player"]["late_ms"]:
         late = report["player"]["late_ms"]
         sent = sum(report["player"]["sent"].values())

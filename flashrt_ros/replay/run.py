@@ -19,7 +19,7 @@ from .report import statistics
 from .step import Stepper, steps
 
 # Step mode decides this often where the parameter file decides on request only.
-_DEFAULT_HZ = 10.0
+DEFAULT_HZ = 10.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,10 @@ def run_timed(bag: Bag, settings: Settings, rate: float, phase: Phase) -> RunRec
         def show(seconds: float) -> None:
             recent = statistics(t.total_ms for t in client.timings[-50:])
             note = f"{len(client.chunks)} decisions"
-            phase(seconds / bag.seconds, note + (f", {recent['p50']:.1f} ms" if recent else ""))
+            phase(
+                seconds / max(bag.seconds, 1e-9),
+                note + (f", {recent['p50']:.1f} ms" if recent else ""),
+            )
 
         def ended() -> bool:
             live.process.check()
@@ -110,17 +113,19 @@ def run_steps(
     still active.
     """
     start = time.monotonic()
-    rate_hz = settings.parameters.config.rate_hz or _DEFAULT_HZ
+    rate_hz = settings.parameters.config.rate_hz or DEFAULT_HZ
     total = limit or max(1, int(bag.seconds * rate_hz))
     with live_node(bag, settings, rate_hz=0.0) as live:
         chunks = Stepper(live.client, live.player).run(
-            steps(bag, live.routes, rate_hz),
+            steps(bag, live.routes, rate_hz, live.player.malformed),
             limit,
             lambda count, _: phase(count / total, f"{count} decisions"),
         )
         then(live)
         _collect(live)
-        played = PlayRecord(dict(live.player.sent), time.monotonic() - start)
+        seconds = time.monotonic() - start
+        sent, malformed = dict(live.player.sent), dict(live.player.malformed)
+        played = PlayRecord(sent, seconds, malformed=malformed)
         return _record(bag, settings, "step", 0.0, live, played), chunks
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from flashrt_ros.srv import Decide
 
 from .bag import Bag, Message, Route
 from .client import NodeCallError, PolicyClient
+from .messages import sound_messages
 from .player import Player
 from .records import ChunkRecord
 
@@ -35,13 +37,18 @@ class Step:
         return [(name, message.stamp_ns) for name, message in self.messages]
 
 
-def steps(bag: Bag, routes: Sequence[Route], rate_hz: float) -> Iterator[Step]:
-    """The decisions that ``rate_hz`` gives, from the first moment at which every input is there."""
+def steps(
+    bag: Bag, routes: Sequence[Route], rate_hz: float, malformed: Counter[str] | None = None
+) -> Iterator[Step]:
+    """The decisions that ``rate_hz`` gives, from the first moment at which every input is there.
+
+    Messages that cannot be read are left out, and counted in ``malformed`` by input name.
+    """
     names = {route.topic: route.input.name for route in routes}
     newest: dict[str, Message] = {}
     period_ns = int(1e9 / rate_hz)
     due_ns: int | None = None
-    for message in bag.messages(list(names)):
+    for message in sound_messages(bag, routes, malformed):
         while due_ns is not None and message.time_ns > due_ns:
             yield Step(due_ns, _pairs(names, newest))
             due_ns += period_ns

@@ -17,7 +17,7 @@ from flashrt_ros.ingest import Ingest
 from flashrt_ros.parameters import NodeConfig
 
 from .bag import Bag, Route
-from .player import message_class
+from .messages import message_class
 from .records import ChunkRecord
 from .run import LiveNode
 from .step import Step, Stepper, steps

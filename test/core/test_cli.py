@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -36,12 +37,15 @@ def test_inspect_as_json_says_what_the_contract_says(capsys: pytest.CaptureFixtu
     assert found["fingerprint"]["parts"] == dict(description.fingerprint.parts)
 
 
+@pytest.mark.parametrize("columns", ["20", "80", "160"])
 def test_inspect_as_tables_names_everything(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    # Captured output is no terminal, so that nothing is cut whatever the environment says.
+    monkeypatch.setenv("COLUMNS", columns)
     code, out, _ = call(capsys, "inspect", "pi05", "--preset", "tiny")
     assert code == 0
+    assert "\u2026" not in out, "rich's mark of what it cut"
     contract = describe(LoadOptions()).contract
     for spec in (*contract.inputs, *contract.outputs, *contract.stages, *contract.buffers):
         assert spec.name in out
@@ -90,6 +94,37 @@ def test_other_errors_are_not_hidden() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run(broken)
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")],
+)
+def test_a_signal_ends_a_command_in_one_line(
+    capsys: pytest.CaptureFixture[str], number: signal.Signals, says: str
+) -> None:
+    before = signal.getsignal(number)
+    cleaned = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(True)
+
+    assert run(work) == 128 + number
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"flashrt: {says}\n")
+    assert cleaned
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(lambda: signal.raise_signal(signal.SIGHUP)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_module_runs_and_rejects_unknown_options() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from flashrt_core.errors import OptionError
 from flashrt_ros.replay.bag import Bag
+from flashrt_ros.replay.output import OutputError
 from flashrt_ros.replay.parameter_file import ParameterFile, read_parameters
 from flashrt_ros.replay.recording import Recorder, write_recording
 from flashrt_ros.replay.scene import Scene
@@ -101,6 +104,59 @@ def test_an_earlier_recording_is_replaced_and_nothing_else(
     assert (other / "thesis.txt").read_text() == "precious"
 
 
+def test_a_recording_that_breaks_off_leaves_what_was_there(
+    tmp_path: Path, parameters: ParameterFile
+) -> None:
+    small = Recorder(seconds=0.5, width=16, height=16)
+
+    def interrupt(done: float) -> None:
+        if done > 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_recording(tmp_path / "bag", parameters.inputs, [], small, interrupt)
+    assert not list(tmp_path.iterdir())
+    write_recording(tmp_path / "bag", parameters.inputs, [], small)
+    before = contents(tmp_path / "bag")
+    with pytest.raises(KeyboardInterrupt):
+        write_recording(tmp_path / "bag", parameters.inputs, [], Recorder(seed=5), interrupt)
+    assert contents(tmp_path / "bag") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["bag"]
+
+
+def test_remains_of_a_killed_recording_are_replaced(
+    tmp_path: Path, parameters: ParameterFile
+) -> None:
+    for folder in ("bag", ".bag.unfinished"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "bag.mcap").write_bytes(b"cut off")
+    write_recording(tmp_path / "bag", parameters.inputs, [], Recorder(0.1, width=16, height=16))
+    assert contents(tmp_path / "bag")
+    assert [p.name for p in tmp_path.iterdir()] == ["bag"]
+
+
+def test_what_is_no_folder_is_not_replaced(tmp_path: Path, parameters: ParameterFile) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "dangling"):
+        with pytest.raises(OptionError, match="something else"):
+            write_recording(tmp_path / name, parameters.inputs, [], Recorder(seconds=0.1))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, parameters: ParameterFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Writer, "write", full)
+    with pytest.raises(OutputError, match=r"bag.*No space left") as error:
+        write_recording(tmp_path / "bag", parameters.inputs, [], Recorder(0.1, width=16, height=16))
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
 def write_bag(path: Path, topics: dict[str, str], count: int = 1, **options: object) -> Path:
     """A bag with ``count`` strings or joint states on each of ``topics`` (name -> type)."""
     types = STORE.types
@@ -134,6 +190,9 @@ def test_no_such_bag(tmp_path: Path) -> None:
     with pytest.raises(OptionError) as error:
         Bag(tmp_path / "absent")
     one_line(error, "absent", "nothing there")
+    with pytest.raises(OptionError) as error:
+        Bag(tmp_path / ("x" * 300))
+    one_line(error, "File name too long")
 
 
 def test_not_a_rosbag2(tmp_path: Path) -> None:
@@ -284,7 +343,8 @@ def test_custom_types_do_not_hinder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "readable file"),
+        (None, "No such file"),
+        (b"/**: \xff\xfe", "not UTF-8"),
         ("{: [", "YAML"),
         ("other_node: {ros__parameters: {cameras: [a]}}", "ros__parameters"),
         ("just text", "ros__parameters"),
@@ -293,14 +353,15 @@ def test_custom_types_do_not_hinder(tmp_path: Path) -> None:
     ],
 )
 def test_parameter_files_that_say_nothing_useful(
-    tmp_path: Path, text: str | None, expected: str
+    tmp_path: Path, text: str | bytes | None, expected: str
 ) -> None:
     path = tmp_path / "p.yaml"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(OptionError) as error:
         read_parameters(path)
     one_line(error, str(path), expected)
+    assert str(error.value).count(str(path)) == 1
 
 
 def test_parameters_of_the_named_node_count_more(tmp_path: Path, parameter_path: Path) -> None:

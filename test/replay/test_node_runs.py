@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +53,7 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
         assert 0 < values["p50"] <= values["p95"] <= values["p99"]
     assert report["latency_ms"]["total"]["p50"] >= report["latency_ms"]["context"]["p50"]
     assert 0 < report["observation_age_ms"]["p50"] < 1000
-    assert report["refused"] == 0
+    assert report["refused"] == 0 and report["seed"] == 0
     assert isinstance(report["dropped"], int)
     assert report["versions"]["torch"] and report["machine"]["cores"] >= 1
     assert report["command"].startswith("flashrt demo --seconds 6")
@@ -69,7 +67,14 @@ def run_replay(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
 ) -> tuple[int, str, str]:
     """``flashrt replay`` in this process; status, output, errors."""
-    monkeypatch.setattr(sys, "argv", ["flashrt", "replay", *map(str, arguments)])
+    return run_flashrt(capfd, monkeypatch, "replay", *arguments)
+
+
+def run_flashrt(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
+) -> tuple[int, str, str]:
+    """The command in this process; status, output, errors."""
+    monkeypatch.setattr(sys, "argv", ["flashrt", *map(str, arguments)])
     for name in ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     code = main()
@@ -95,6 +100,7 @@ def test_step_mode_repeats_exactly_and_follows_the_seed(
         report = json.loads((out / "replay.json").read_text())
         assert report["decisions"] == 5
         assert report["mode"] == "step"
+        assert report["seed"] == seed
         assert report["refused"] == 0
         digests[name] = report["chunks_sha256"]
     assert digests["a"] == digests["b"]
@@ -160,6 +166,8 @@ def test_timed_replay_of_a_bag_with_foreign_topics(
     assert report["player"]["seconds"] == pytest.approx(4.0, abs=0.5)
     assert report["player"]["sent"] == {"base": 60, "wrist": 60, "joints": 200}
     assert report["rate"] == 0.5
+    assert report["seed"] == 0, "that of the parameter file"
+    assert report["player"]["malformed"] == {}
     assert (tmp_path / "replay.png").is_file()
     assert set(report["chunk_jump"]) == {f"joint_{i}" for i in range(1, 8)}
 
@@ -206,7 +214,13 @@ def test_images_of_another_encoding_are_refused_and_reported(
         ("nowhere", [], "nothing there"),
         ("parameters", [], "rosbag2"),
         ("recording", ["--rate", "-1"], "--rate"),
+        ("recording", ["--rate", "inf"], "--rate"),
+        ("recording", ["--rate", "1", "--step"], "--rate"),
         ("recording", ["--limit", "0"], "--limit"),
+        ("recording", ["--limit", "5"], "add --step"),
+        ("recording", ["--seed", "-1"], "0 to 9223372036854775807"),
+        ("recording", ["--seed", "99999999999999999999999"], "0 to 9223372036854775807"),
+        ("recording", ["--out", "/dev/null/x"], "/dev/null/x"),
         ("recording", ["--remap", "/a"], "--remap"),
         ("recording", ["--remap", "/joint_states:=/arm"], "joints.topic"),
         ("recording", ["--domain", "4000"], "domain"),
@@ -260,42 +274,6 @@ def test_stopping_a_node_ends_its_process(
             process.check()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_takes_its_node_along(
-    record: Callable[..., Path], parameter_path: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    bag = record(seconds=15.0, width=8, height=8)
-    command = [sys.executable, "-m", "flashrt_ros.cli", "replay", str(bag)]
-    command += ["--params", str(parameter_path), "--out", str(tmp_path)]
-    log = tmp_path / "replay_node.log"
-    # A shell's background jobs ignore SIGINT, and hand that on; a terminal's do not.
-    restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          **restore) as process:  # fmt: skip
-        limit = time.monotonic() + 60
-        while not (log.is_file() and "plan" in log.read_text()) and time.monotonic() < limit:
-            time.sleep(0.1)
-        assert nodes_of(parameter_path), "the node runs"
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 128 + number or (number == signal.SIGINT and process.returncode)
-    assert "Traceback" not in err
-    assert not nodes_of(parameter_path)
-
-
-def nodes_of(parameters: Path) -> list[int]:
-    """Ids of the node processes of a parameter file."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue  # it ended while we looked
-        if b"flashrt_ros.node" in words and str(parameters).encode() in words:
-            found.append(int(entry.parent.name))
-    return found
-
-
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
@@ -321,8 +299,89 @@ def test_the_demo_leaves_a_folder_of_the_user_alone(tmp_path: Path) -> None:
     folder = tmp_path / "demo_bag"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    done = flashrt("demo", "--seconds", 1, "--out", tmp_path)
+    done = flashrt("demo", "--seconds", 2, "--out", tmp_path)
     assert done.returncode == 2
     assert "something else" in done.stderr and "Traceback" not in done.stderr
     assert (folder / "notes.txt").read_text() == "mine"
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--seed", "-1"], "0 to 9223372036854775807"),
+        (["--seconds", "0.05"], "at least 1.5"),
+        (["--seconds", "1.49"], "at least 1.5"),
+        (["--seconds", "nan"], "600"),
+        (["--out", "/dev/null/x"], "/dev/null/x"),
+        (["--out", "/proc/x"], "/proc/x"),
+    ],
+)
+def test_user_errors_of_the_demo_are_one_line_and_come_before_the_recording(
+    options: list[str],
+    expected: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_flashrt(capfd, monkeypatch, "demo", *options)
+    assert code == 2
+    assert err.count("\n") == 1 and err.startswith("flashrt: error: ")
+    assert expected in err
+    assert "recording" not in out
+    assert not list(tmp_path.rglob("*.mcap"))
+
+
+def test_the_shortest_demo_runs_its_checks(tmp_path: Path) -> None:
+    done = flashrt("demo", "--seconds", 1.5, "--out", tmp_path)
+    assert done.returncode == 1, "fewer than 50 decisions"
+    assert "at least 50 expected" in done.stdout and "Traceback" not in done.stderr
+    report = json.loads((tmp_path / "demo.json").read_text())
+    for check in ("full_equals_split", "capsule_bit_exact", "replay_bit_identical"):
+        assert report[check] is True
+
+
+def spoil(path: Path, source: Path) -> Path:
+    """A copy of the bag ``source`` where every third joint state has two bytes, and one image."""
+    store = get_typestore(Stores.ROS2_JAZZY)
+    count = 0
+    with Bag(source) as bag, Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        links = {
+            topic.name: writer.add_connection(topic.name, topic.msgtype, typestore=store)
+            for topic in bag.topics.values()
+        }
+        for message in bag.messages(list(bag.topics)):
+            count += message.topic == "/joint_states"
+            broken = count == 50 if "base" in message.topic else count % 3 == 0
+            broken = broken and "wrist" not in message.topic
+            data = message.data[:2] if broken else message.data
+            writer.write(links[message.topic], message.time_ns, data)
+    return path
+
+
+@pytest.mark.parametrize("options", [["--step", "--limit", "4"], []])
+def test_malformed_messages_are_left_out_and_counted(
+    record: Callable[..., Path],
+    parameter_path: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+) -> None:
+    bag = spoil(tmp_path / "bag", record(seconds=2.0))
+    code, out, err = run_replay(
+        capfd, monkeypatch, bag, "--params", parameter_path, "--out", tmp_path, *options
+    )
+    assert code == 0 and "Traceback" not in err, err
+    assert "malformed" in out
+    report = json.loads((tmp_path / "replay.json").read_text())
+    malformed, sent = report["player"]["malformed"], report["player"]["sent"]
+    if options:
+        assert report["decisions"] == 4
+        assert malformed["joints"] >= 10
+    else:
+        assert malformed["joints"] == 66 and sent["joints"] == 200 - 66
+        assert sent["base"] + malformed.get("base", 0) == 60
+        assert report["decisions"] >= 5
+    assert "Traceback" not in (tmp_path / "replay_node.log").read_text()

@@ -20,8 +20,9 @@ from sensor_msgs.msg import Image, JointState
 
 from flashrt_core.errors import OptionError
 from flashrt_ros.replay.bag import Bag
+from flashrt_ros.replay.messages import message_class, well_formed
 from flashrt_ros.replay.parameter_file import ParameterFile
-from flashrt_ros.replay.player import PlaybackError, Player, message_class
+from flashrt_ros.replay.player import PlaybackError, Player
 from flashrt_ros.stamps import to_ns
 
 pytestmark = pytest.mark.ros
@@ -149,3 +150,20 @@ def test_types_that_are_not_installed() -> None:
     assert message_class("sensor_msgs/msg/Image") is Image
     assert message_class("acme_msgs/msg/Number") is None
     assert message_class("sensor_msgs/msg/Nonsense") is None
+
+
+def test_well_formed_is_what_the_middleware_can_read(recording: Path) -> None:
+    with Bag(recording) as bag:
+        joints = next(bag.messages(["/joint_states"])).data
+        image = next(bag.messages(["/camera/base/image_raw"])).data
+    for data, kind in ((joints, "sensor_msgs/msg/JointState"), (image, "sensor_msgs/msg/Image")):
+        assert well_formed(data, kind)
+        assert well_formed(data + bytes(20), kind), "bytes at the end that nobody reads"
+        for length in (0, 2, 4, 11, len(data) - 9):
+            assert not well_formed(data[:length], kind)
+    frame = bytearray(image)
+    start = 16  # 4 of encapsulation, 8 of stamp, 4 of length: the frame's name
+    frame[start] = 0xFF
+    assert well_formed(bytes(frame), "sensor_msgs/msg/Image"), "a name in Latin-1 is a name"
+    frame[start - 4 : start] = b"\xff\xff\xff\x7f"
+    assert not well_formed(bytes(frame), "sensor_msgs/msg/Image"), "a length beyond the end"

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib import image as mpimage
+from matplotlib import pyplot as plt
 from rich.console import Console
 
-from flashrt_ros.replay.figure import write_results
+from flashrt_ros.replay.figure import _draw_spread, write_results
 from flashrt_ros.replay.records import (
     PARTS,
     ChunkRecord,
@@ -151,3 +152,33 @@ def test_figure_shows_the_data(tmp_path: Path) -> None:
         assert 0.3 < blank < 0.9, "neither empty nor full"
         assert len(np.unique((picture * 255).astype(np.uint8).reshape(-1, 3), axis=0)) > 50
     assert (np.abs(pictures[0] - pictures[1]).max(axis=2) > 0.1).mean() > 0.05
+
+
+@pytest.mark.parametrize("slow", [0, 1, 6])
+def test_the_legend_of_the_distribution_covers_nothing(slow: int) -> None:
+    rng = np.random.default_rng(slow)
+    totals = [10 + rng.gamma(2, 0.5) for _ in range(60)] + [25.0 + i for i in range(slow)]
+    timings = [timing(i, total) for i, total in enumerate(totals)]
+    report = summarise(run_of([chunk(i, [[0, 0]]) for i in range(len(totals))], timings))
+    figure = plt.figure(figsize=(14, 7), dpi=100)
+    axes = figure.add_axes((0.72, 0.42, 0.26, 0.43))  # its place and size in the whole figure
+    _draw_spread(axes, timings, report)
+    figure.canvas.draw()
+    legend = axes.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    shapes = [*axes.patches, *axes.collections]
+    assert len(axes.collections) == 3, "p50, p95, p99"
+    for shape in shapes:
+        assert shape.get_window_extent().y1 < box.y0
+    assert box.y1 <= axes.get_window_extent().y1 + 1
+    plt.close(figure)
+
+
+def test_malformed_messages_are_in_report_and_table() -> None:
+    play = PlayRecord({"base": 57}, 2.0, malformed={"base": 3})
+    report = summarise(run_of([chunk(0, [[1, 2]])], [timing(0, 12.5)], play=play))
+    assert report["player"]["malformed"] == {"base": 3}
+    text = StringIO()
+    Console(file=text, width=100).print(render(report))
+    assert "3 (base 3), not played" in text.getvalue()

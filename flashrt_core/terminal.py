@@ -1,0 +1,54 @@
+"""What every command shares: the console it prints on, and how a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+_NO_LIMIT = 10_000  # columns
+
+
+def terminal_or_file() -> Console:
+    """Console on stdout; where that is no terminal, lines are as long as their content."""
+    # rich would take 80 columns for a file or a pipe, and cut names to fit.
+    return Console() if sys.stdout.isatty() else Console(width=_NO_LIMIT)
+
+
+class Ended(SystemExit):
+    """Raised where a signal asks the command to end, so that everything is left in order."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.number).name
+        return "interrupted" if self.number == signal.SIGINT else f"ended by {name}"
+
+
+@contextmanager
+def unwinding_on_signals() -> Iterator[None]:
+    """Leave by :class:`Ended` on SIGINT, SIGTERM and SIGHUP, where they are not ignored."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:  # nohup, or a background job
+                before[number] = handler
+                signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
