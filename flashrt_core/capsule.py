@@ -20,6 +20,7 @@ from .devices import Device
 from .errors import CapsuleError, CapsuleStoreFullError
 from .fingerprint import Fingerprint
 from .freshness import Lineage
+from .text import check_text
 
 Array = np.ndarray[Any, Any]
 
@@ -274,10 +275,7 @@ class CapsuleStore:
         return info
 
     def _slot_for(self, name: str, session: str) -> Tensor:
-        if not name.strip():
-            raise CapsuleError(
-                "capsule name", expected="at least one visible character", got=repr(name)
-            )
+        check_text("capsule name", name, error=CapsuleError)
         if name in self._held:
             owner = self._held[name].info.session
             if owner != session:

@@ -22,6 +22,7 @@ from .fingerprint import Fingerprint
 from .kernels.op import Lane
 from .policies.base import Processor
 from .session import Session
+from .text import check_text
 
 StageBody = Callable[[Lane, Mapping[str, Tensor]], None]
 
@@ -117,12 +118,15 @@ class Engine:
             raise SessionError(
                 f"fork into {name!r}", expected="a capsule or a source session", got="both or none"
             )
+        # What is unknown is said first: dropping a session would not mend it.
+        parent = None if source is None else self.session(source)
+        if capsule is not None:
+            self.store.info(capsule)
         self._claim(name)
         slot = self._free_parking[-1]
-        if capsule is not None:
-            host = self.store.copy_to(capsule, slot)
+        if parent is None:
+            host = self.store.copy_to(str(capsule), slot)
         else:
-            parent = self.session(str(source))
             self.admit(parent)
             host = parent.host_state()
             if host.shape is not None:
@@ -207,11 +211,13 @@ class Engine:
             self.device.replay(self._programs[shape, names])
 
     def _claim(self, name: str) -> None:
-        if not name.strip() or name in self.sessions:
+        check_text("session name", name, error=SessionError)
+        if name in self.sessions:
             raise SessionError(
-                f"session name {name!r}",
-                expected="a visible name that is not taken",
-                got=f"sessions {sorted(self.sessions)}",
+                f"session {name!r}",
+                expected="a name that is not taken",
+                got=sorted(self.sessions),
+                remedy="choose another name or drop that session",
             )
         if not self._free_parking:
             raise SessionLimitError(

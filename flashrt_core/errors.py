@@ -6,7 +6,32 @@ with its negative. Codes are never reused.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from typing import ClassVar, Self
+
+# Users' values end up in messages, and messages in logs and service answers: a prompt of a megabyte
+# must not. `what` and `expected` are mostly the package's own words, and may list more.
+_OWN_LIMIT, _VALUE_LIMIT = 400, 200
+
+
+def shorten(value: object, limit: int = _VALUE_LIMIT) -> str:
+    """``value`` as one line of about ``limit`` characters at most.
+
+    Of a long list the first items stay, with the number of those left out; of a long text its
+    beginning and end.
+    """
+    text = " ".join(str(value).split())
+    if len(text) <= limit:
+        return text
+    if isinstance(value, list | tuple):
+        items, room = [shorten(repr(item), limit // 3) for item in value[: limit // 2]], limit
+        kept = 0
+        while kept < len(items) and (room := room - len(items[kept]) - 2) >= 0:
+            kept += 1
+        if kept < len(value):
+            return f"[{', '.join([*items[:kept], f'... {len(value) - kept} more'])}]"
+    tail = limit // 5
+    return f"{text[: limit - tail - 5]} ... {text[-tail:]}"
 
 
 class FlashRTError(Exception):
@@ -29,23 +54,30 @@ class FlashRTError(Exception):
         got: object = None,
         remedy: str | None = None,
     ) -> None:
-        self.what = what
+        self.what = shorten(what, _OWN_LIMIT)
         self.expected = expected
         self.got = got
         self.remedy = remedy
         super().__init__(self._line())
 
+    def reworded(self, what: str | None = None, remedy: str | None = None) -> Self:
+        """The same error in the words of a host: another name of the thing, another remedy."""
+        error = copy.copy(self)
+        error.what, error.remedy = what or self.what, remedy or self.remedy
+        error.args = (error._line(),)
+        return error
+
     def _line(self) -> str:
         details = []
         if self.expected is not None:
-            details.append(f"expected {self.expected}")
+            details.append(f"expected {shorten(self.expected, _OWN_LIMIT)}")
         if self.got is not None:
-            details.append(f"got {self.got}")
+            details.append(f"got {shorten(self.got)}")
         line = self.what
         if details:
             line += ": " + ", ".join(details)
         if self.remedy:
-            line += f"; {self.remedy}"
+            line += f"; {shorten(self.remedy)}"
         return " ".join(line.split())
 
 
@@ -122,7 +154,11 @@ class SessionLimitError(SessionError):
 
 
 class OptionError(FlashRTError):
-    """A parameter or option is unknown, of the wrong type, or out of range."""
+    """A parameter or option is unknown, of the wrong type, or out of range.
+
+    Of an option of ``load`` the first word is ``option`` (or ``override``) and the second its name
+    in quotes; hosts with other names for it (ROS parameters) translate that.
+    """
 
     code = 60
 

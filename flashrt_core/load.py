@@ -211,7 +211,7 @@ def _choose(options: LoadOptions) -> _Choice:
         raise OptionError(
             "option 'views'",
             expected=f"at least one of {list(policy.slots)}, each once",
-            got=list(options.views),
+            got=unknown[0] if unknown else list(options.views),
         )
     # The order of the slots is part of the model; the order of the option is not.
     views = tuple(slot for slot in policy.slots if slot in options.views)

@@ -20,6 +20,7 @@ from .errors import InputError, NumericsError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger
 from .policies.base import Observation, Processor
+from .text import check_text
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -92,8 +93,10 @@ class Session:
     def set_prompt(self, text: str) -> None:
         """Use ``text`` from the next observation on; retained context is stale from now on.
 
-        InputError when it is empty or too long for the captured buckets; the old prompt stays.
+        InputError when it is empty, shows nothing, holds control characters other than newline and
+        tab, or is too long for the captured buckets; the old prompt stays.
         """
+        check_text("prompt", text, error=InputError, controls="\n\t", example="an instruction")
         self.processor.check_prompt(text)
         if text != self._host.prompt:
             self._host = replace(self._host, prompt=text)

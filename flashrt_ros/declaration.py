@@ -11,6 +11,7 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rclpy.exceptions import NameValidationException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -21,8 +22,8 @@ from flashrt_ros.parameters import (
     build_config,
     camera_keys,
     expand,
-    unknown_parameters,
 )
+from flashrt_ros.unknown_parameters import QOS, QOS_POLICIES, unknown_parameters
 
 _ARRAYS = {"int[]": Parameter.Type.INTEGER_ARRAY, "string[]": Parameter.Type.STRING_ARRAY}
 
@@ -79,7 +80,21 @@ class NodeParameters:
             del self._declared[name]
             self.errors.pop(name, None)
         self._declare(keys)
-        self.unknown = unknown_parameters(self._given, keys)
+        self.unknown = unknown_parameters(self._given, keys, self._qos_names(keys))
+
+    def _qos_names(self, keys: Sequence[str]) -> list[str]:
+        """Parameters by which the QoS of the topics as now named can be changed."""
+        topics = [("publisher", "~/action_chunk")]
+        for name in (*(f"camera.{key}.topic" for key in keys), "joints.topic"):
+            topics.append(("subscription", str(self._node.get_parameter(name).value)))
+        found = []
+        for role, topic in topics:
+            try:
+                resolved = self._node.resolve_topic_name(topic)
+            except (NameValidationException, RuntimeError, ValueError):
+                continue  # not a topic name: subscribing will say so
+            found += [f"{QOS}{resolved}.{role}.{policy}" for policy in QOS_POLICIES]
+        return found
 
     def _declare(self, keys: Sequence[str]) -> None:
         for name, param in expand(keys).items():
@@ -104,11 +119,19 @@ class NodeParameters:
             if param is None:
                 continue
             if param.read_only and self._configured():
-                reason = f"parameter '{param.name}' is read-only until cleanup"
+                reason = (
+                    f"parameter '{param.name}' is read-only until cleanup; deactivate and clean up"
+                    " the node, set it, and configure again"
+                )
                 return SetParametersResult(successful=False, reason=reason)
             try:
                 if parameter.type_ == Parameter.Type.NOT_SET:
-                    raise OptionError(f"parameter '{param.name}'", expected=param.kind, got="unset")
+                    raise OptionError(
+                        f"parameter '{param.name}'",
+                        expected=param.kind,
+                        got="unset",
+                        remedy="set it to its default instead",
+                    )
                 param.check(parameter.value)
             except OptionError as error:
                 return SetParametersResult(successful=False, reason=str(error))

@@ -12,15 +12,24 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from flashrt_ros.inputs import Input
+from flashrt_core.errors import shorten
+from flashrt_ros.inputs import AHEAD_NS, Input
 from flashrt_ros.runtime import Runtime
-from flashrt_ros.stamps import SECOND, time_message
+from flashrt_ros.stamps import SECOND, in_seconds, time_message
 from flashrt_ros.statistics import RateMeter, Statistics
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 # Every counter is shown from the start, so that 0 and "not counted" cannot be confused.
 _COUNTERS = ("decisions", "stale", "failed", "deadline_missed", "busy", "clock_jumps")
-_REFUSALS = ("encoding", "size", "decode", "joint names", "not finite", "stamp backwards")
+_REFUSALS = (
+    "encoding",
+    "size",
+    "decode",
+    "joint names",
+    "not finite",
+    "stamp backwards",
+    "malformed",
+)
 
 
 @dataclass
@@ -35,7 +44,7 @@ class Diagnostics:
 
     Args:
         node: has ``state``, ``runtime``, ``parameters``, ``edge_log``, ``statistics``, and
-            ``twins``, the number of other nodes of its name.
+            ``count_twins``, the number of other nodes of its name.
     """
 
     def __init__(self, node: Any, steady_clock: Any) -> None:
@@ -54,6 +63,7 @@ class Diagnostics:
         parts = {"node": self._of_node(runtime)}
         if runtime is not None:
             self._check_clock(runtime, now_ns)
+            runtime.check_progress()
             parts["decisions"] = self._of_decisions(runtime, node.statistics)
             for item in runtime.ingest.inputs.values():
                 parts[f"input {item.name}"] = self._of_input(item, now_ns)
@@ -78,7 +88,8 @@ class Diagnostics:
         values: dict[str, Any] = {
             "state": node.state,
             "unknown_parameters": len(unknown),
-            "unknown_parameter_names": ", ".join(unknown),
+            "unknown_parameter_names": shorten(", ".join(unknown)),
+            "idle_parameter_sources": shorten(", ".join(source.text for source in node.idle)),
             "mistyped_parameters": len(node.parameters.errors),
             "configure_failures": node.configure_failures,
             "last_failure": node.last_failure,
@@ -95,7 +106,10 @@ class Diagnostics:
         if node.last_failure and runtime is None:
             return _Status(ERROR, node.last_failure, values)
         if unknown:
-            return _Status(WARN, f"unknown parameters: {', '.join(unknown)}", values)
+            names = shorten(", ".join(unknown))
+            return _Status(WARN, f"unknown parameters: {names}", values)
+        if node.idle:
+            return _Status(WARN, "a parameter file or argument sets nothing here", values)
         return _Status(OK, node.state, values)
 
     def _of_decisions(self, runtime: Runtime, statistics: Statistics) -> _Status:
@@ -120,6 +134,9 @@ class Diagnostics:
         refused = dict.fromkeys(_REFUSALS, 0) | counters.refused
         stamp = item.newest_stamp_ns()
         rate = self._rates.read({item.name: counters.received})[item.name]
+        ahead = self._rates.read({f"{item.name} ahead": counters.ahead})[f"{item.name} ahead"] > 0.0
+        if ahead and stamp is not None:
+            self._say_ahead(item, stamp - now_ns)
         values: dict[str, Any] = {
             "topic": item.topic,
             "rate_hz": rate,
@@ -131,6 +148,7 @@ class Diagnostics:
             "overwritten": counters.overwritten,
             "lost": counters.lost,
             "unstamped": counters.unstamped,
+            "ahead_of_clock": counters.ahead,
             "incompatible_publishers": counters.incompatible,
             "refused": sum(refused.values()),
             "last_refusal": counters.last_refusal,
@@ -138,11 +156,22 @@ class Diagnostics:
         values |= {f"refused.{reason.replace(' ', '_')}": n for reason, n in refused.items()}
         if item.select(now_ns) is None:
             return _Status(WARN, item.explain(now_ns), values)
+        if ahead:
+            return _Status(WARN, "messages are stamped ahead of the node's clock", values)
         if counters.incompatible:
             return _Status(WARN, "a publisher's QoS or type does not fit", values)
         if counters.unstamped:
             return _Status(WARN, "messages carry no stamp; the time of arrival is used", values)
         return _Status(OK, f"{rate:.1f} Hz", values)
+
+    def _say_ahead(self, item: Input, ahead_ns: int) -> None:
+        newest = f"the newest by {in_seconds(ahead_ns)}; " if ahead_ns > 0 else ""
+        self._node.edge_log.problem(
+            f"input '{item.name}' ({item.topic}) is stamped ahead of the node's clock",
+            f"{newest}no decision uses a message more than {in_seconds(AHEAD_NS)} early;"
+            " synchronise the machines' clocks, or set use_sim_time as the publisher has it",
+            kind="ahead",
+        )
 
     def _check_clock(self, runtime: Runtime, now_ns: int) -> None:
         """Say once what to do when every sensor lives on another clock."""

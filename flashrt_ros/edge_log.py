@@ -14,6 +14,7 @@ class _Open:
     kind: str
     seen: float
     announced: bool
+    lasting: bool
     count: int = 1
 
 
@@ -39,15 +40,22 @@ class EdgeLog:
         self._open: dict[str, _Open] = {}
         self._said: dict[str, float] = {}  # when a condition last got a line
 
-    def problem(self, key: str, text: str, kind: str = "") -> None:
-        """Condition ``key`` holds. ``kind`` is what must differ for another line, default text."""
+    def problem(self, key: str, text: str, kind: str = "", lasting: bool = False) -> None:
+        """Condition ``key`` holds.
+
+        Args:
+            key: names the condition.
+            text: what to say of it.
+            kind: what must differ for another line; the text by default.
+            lasting: silence does not end it, only :meth:`clear` and :meth:`drop` do.
+        """
         kind = kind or text
         now = self._clock()
         with self._lock:
             entry = self._open.get(key)
             may_say = now - self._said.get(key, -self._quiet_s) >= self._quiet_s
             if entry is None:
-                entry = self._open[key] = _Open(kind, now, announced=False)
+                entry = self._open[key] = _Open(kind, now, False, lasting)
             else:
                 entry.seen = now
                 entry.count += 1
@@ -62,13 +70,24 @@ class EdgeLog:
         with self._lock:
             entry = self._open.pop(key, None)
         if entry is not None and entry.announced:
-            self._logger.info(f"{key}: over, seen {entry.count} times")
+            times = "once" if entry.count == 1 else f"{entry.count} times"
+            self._logger.info(f"{key}: over, seen {times}")
+
+    def drop(self, key: str | None = None) -> None:
+        """Forget condition ``key``, or all, without a word: nobody looks any more, none is over."""
+        with self._lock:
+            if key is None:
+                self._open.clear()
+            else:
+                self._open.pop(key, None)
 
     def settle(self) -> None:
         """End the conditions that were not seen for a while; call about once a second."""
         limit = self._clock() - self._quiet_s
         with self._lock:
-            ended = [key for key, entry in self._open.items() if entry.seen < limit]
+            ended = [
+                key for key, entry in self._open.items() if entry.seen < limit and not entry.lasting
+            ]
         for key in ended:
             self.clear(key)
 

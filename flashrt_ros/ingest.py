@@ -53,6 +53,10 @@ class Ingest:
             self._on_refusal(target, refusal)
         return refusal is None
 
+    def refuse(self, target: Input, refusal: Refusal) -> None:
+        """Count a message that could not even be read."""
+        self._on_refusal(target, target.refuse(refusal))
+
     def gather(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> Gathered:
         """The newest usable sample of every input, converted.
 

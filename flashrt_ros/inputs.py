@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flashrt_core import images
-from flashrt_core.errors import ImageError
+from flashrt_core.errors import ImageError, shorten
 from flashrt_ros.parameters import CameraConfig
 from flashrt_ros.stamps import SECOND, in_seconds, to_ns
 
@@ -54,6 +54,7 @@ class InputCounters:
     used: int = 0
     overwritten: int = 0
     unstamped: int = 0
+    ahead: int = 0  # accepted, but stamped so far after "now" that no decision may use it yet
     lost: int = 0  # by the middleware, on the way here
     incompatible: int = 0  # publishers whose QoS or type does not fit the subscription
     refused: Counter[str] = field(default_factory=Counter)
@@ -98,11 +99,15 @@ class Input(ABC):
             with self._lock:
                 self._insert(to_ns(message.header.stamp), now_ns, value)
         except RefusedError as error:
-            with self._lock:
-                self.counters.received += 1
-                self.counters.refuse(error.refusal)
-            return error.refusal
+            return self.refuse(error.refusal)
         return None
+
+    def refuse(self, refusal: Refusal) -> Refusal:
+        """Count a message that came and was not taken; returns ``refusal``."""
+        with self._lock:
+            self.counters.received += 1
+            self.counters.refuse(refusal)
+        return refusal
 
     def select(self, now_ns: int, not_before_ns: int = 0) -> Sample | None:
         """The newest sample that a decision at ``now_ns`` may use, stamped at least so."""
@@ -174,6 +179,7 @@ class Input(ABC):
         self.counters.received += 1
         self.counters.accepted += 1
         self.counters.unstamped += unstamped
+        self.counters.ahead += stamp_ns > now_ns + AHEAD_NS
         self.counters.overwritten += not self._newest_used
         self._newest_used = False
         self._samples.append(Sample(stamp_ns, now_ns, value))
@@ -242,16 +248,20 @@ class JointsInput(Input):
             values = np.array([positions[i] for i in order], np.float32)
         if not np.isfinite(values).all():
             bad = [n for n, v in zip(self.names, values, strict=True) if not np.isfinite(v)]
-            raise RefusedError("not finite", f"position of {', '.join(bad)} is NaN or infinite")
+            raise RefusedError("not finite", f"position of {_names(bad)} is NaN or infinite")
         return values
 
     def _order(self, came: tuple[str, ...]) -> list[int]:
         missing = [name for name in self.names if name not in came]
         if missing:
             raise RefusedError(
-                "joint names", f"joints {', '.join(missing)} are missing; got {', '.join(came)}"
+                "joint names", f"joints {_names(missing)} are missing; got {_names(came)}"
             )
         repeated = sorted({name for name in self.names if came.count(name) > 1})
         if repeated:
-            raise RefusedError("joint names", f"joints {', '.join(repeated)} appear twice")
+            raise RefusedError("joint names", f"joints {_names(repeated)} appear twice")
         return [came.index(name) for name in self.names]
+
+
+def _names(names: Sequence[str]) -> str:
+    return shorten(", ".join(names))

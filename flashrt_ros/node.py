@@ -25,19 +25,23 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.signals import SignalHandlerOptions
 
 from flashrt_core.errors import CaptureError, ContractError, FlashRTError, OptionError
+from flashrt_ros import command_line
 from flashrt_ros.decider import Outlet
 from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import WrongStateError
 from flashrt_ros.msg import ActionChunk, DecisionTiming
+from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.runtime import Runtime
 from flashrt_ros.services import ACTIVE, Services
 from flashrt_ros.statistics import Statistics
+from flashrt_ros.wording import in_node_terms, one_line
 
 RCLError = rclpy_implementation.RCLError
 # Another node of this name shows up in the graph within this time (measured: services in 0.25 s).
 _DISCOVERY_S = 1.0
+_NAME = "policy"
 # These are mistakes of a policy or of this package; no parameter repairs them.
 _DEFECTS = (ContractError, CaptureError)
 # So many failed rounds of the executor in a row mean that the executor itself is broken.
@@ -50,11 +54,16 @@ class PolicyNode(LifecycleNode):
     Attributes:
         runtime: what configure made; None while unconfigured.
         parameters, statistics, edge_log: shared with services and diagnostics.
+        idle: parameter files and arguments that set nothing on this node.
         configure_failures, callback_errors, last_failure: for diagnostics.
     """
 
-    def __init__(self, name: str = "policy", **kwargs: Any) -> None:
+    def __init__(
+        self, name: str = _NAME, *, idle: Sequence[command_line.Source] = (), **kwargs: Any
+    ) -> None:
         super().__init__(name, **kwargs)
+        self.idle = tuple(idle)
+        self._config: NodeConfig | None = None
         self._born = time.monotonic()
         self.runtime: Runtime | None = None
         self.configure_failures = 0
@@ -89,8 +98,11 @@ class PolicyNode(LifecycleNode):
 
         def configure() -> None:
             self._require_own_name()
-            config = self.parameters.read()
-            self._report_unknown()
+            self._config = None
+            try:
+                config = self._config = self.parameters.read()
+            finally:
+                self._report_unknown()
             self.statistics.reset()
             self.runtime = Runtime(self, config, self._outlet, self.statistics, self.edge_log)
             self.last_failure = ""
@@ -168,14 +180,15 @@ class PolicyNode(LifecycleNode):
         try:
             return super()._LifecycleNodeMixin__change_state(transition)
         except RCLError as error:
-            self.get_logger().error(" ".join(str(error).split()))
+            self.get_logger().error(one_line(error))
             return TransitionCallbackReturn.ERROR
 
     def _guarded(self, name: str, body: Callable[[], None]) -> TransitionCallbackReturn:
         """Run a transition. rclpy would swallow exceptions and fall over other return values."""
         try:
             body()
-        except FlashRTError as error:
+        except FlashRTError as found:
+            error = in_node_terms(found, self._config)
             self.last_failure = str(error)
             if not isinstance(error, _DEFECTS):
                 self.get_logger().error(f"{name} failed: {error}")
@@ -208,6 +221,12 @@ class PolicyNode(LifecycleNode):
         )
 
     def _report_unknown(self) -> None:
+        name = self.get_fully_qualified_name()
+        for source in self.idle:
+            self.get_logger().warning(
+                f"'{source.flag} {source.text}' sets no parameter of '{name}'"
+                + ("; the top key of the file must be /**" if source.is_file else "")
+            )
         for name, hint in self.parameters.unknown.items():
             self.get_logger().warning(
                 f"parameter '{name}' is unknown and has no effect" + (f"; {hint}" if hint else "")
@@ -246,10 +265,11 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         # rclpy's own handlers would invalidate the context before the node could shut down.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-        node = PolicyNode()
-    except (RuntimeError, NameValidationException, ParameterException) as error:
+        asked = command_line.read(sys.argv if args is None else args, _NAME)
+        node = PolicyNode(parameter_overrides=list(asked.overrides), idle=asked.idle)
+    except (RuntimeError, ValueError, NameValidationException, ParameterException) as error:
         # A parameter file that does not parse, an impossible name, a QoS override that is none.
-        print(f"policy_node: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"policy_node: {one_line(error)}", file=sys.stderr)
         return 1
     try:
         return spin(node, stop)

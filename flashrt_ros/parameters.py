@@ -7,7 +7,6 @@ so that tools can read the table without ROS; ``declaration.py`` puts it on a no
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +20,6 @@ JOINTS = "joints"  # name of the joint input beside the camera keys
 ACTION_KINDS = ("absolute", "delta", "velocity")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _GROUP = "camera.<key>."
-# Parameters that rclpy declares itself.
-_FOREIGN = ("use_sim_time", "start_type_description_service", "qos_overrides.")
 
 
 @dataclass(frozen=True)
@@ -88,12 +85,14 @@ class Param:
             )
 
     def _error(self, value: Any) -> OptionError:
-        quoting = isinstance(value, (bool, int, float)) and self.kind.startswith("string")
+        if self.kind.endswith("[]"):
+            remedy = "write a list of that type: [a, b]"
+        elif self.kind == "string":
+            remedy = "quote it in YAML"
+        else:
+            remedy = f"write it like {_yaml(self.default)}, without quotes"
         return OptionError(
-            f"parameter '{self.name}'",
-            expected=self.kind,
-            got=_show(value),
-            remedy="quote it in YAML" if quoting else None,
+            f"parameter '{self.name}'", expected=self.kind, got=_show(value), remedy=remedy
         )
 
 
@@ -250,7 +249,10 @@ def build_config(values: Mapping[str, Any]) -> NodeConfig:
     keys = camera_keys(values.get("cameras", ()))
     v = {name: p.check(values.get(name, p.default)) for name, p in expand(keys).items()}
     if not keys:
-        raise OptionError("parameter 'cameras'", expected="at least one camera key", got="none")
+        raise OptionError(
+            "parameter 'cameras'", expected="at least one camera key", got="none",
+            remedy="name the cameras; if a file does, its top key must be /**",
+        )  # fmt: skip
     for name in ("joints.names", "action.names", "action.relative"):
         _check_unique(name, v[name])
     cameras = tuple(_camera(key, v) for key in keys)
@@ -267,25 +269,12 @@ def build_config(values: Mapping[str, Any]) -> NodeConfig:
                 "parameter 'action.relative'", expected=f"names of {list(action_names)}", got=name
             )
     if v["joints.names"] and not v["joints.topic"]:
-        raise OptionError("parameter 'joints.topic'", expected="a topic", got="''")
+        raise OptionError(
+            "parameter 'joints.topic'", expected="a topic", got="''",
+            remedy="set it, or empty joints.names",
+        )  # fmt: skip
     plain = {name.replace(".", "_"): value for name, value in v.items() if _is_plain(name)}
     return NodeConfig(**{**plain, "cameras": cameras, "action_names": action_names})
-
-
-def unknown_parameters(given: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
-    """Given names that are not declared, each with a hint (the nearest name, or "")."""
-    known = expand(keys)
-    unknown: dict[str, str] = {}
-    for name in given:
-        if name in known or name.startswith(_FOREIGN):
-            continue
-        part = name.split(".")
-        if part[0] == "camera" and len(part) == 3 and part[1] not in keys:
-            unknown[name] = f"add '{part[1]}' to cameras"
-            continue
-        near = difflib.get_close_matches(name, known, n=1)
-        unknown[name] = f"did you mean '{near[0]}'?" if near else ""
-    return unknown
 
 
 def render_markdown() -> str:
@@ -300,6 +289,11 @@ def render_markdown() -> str:
         " rate_hz:=5.0`) or, while the node is unconfigured, with `ros2 param set`. From configure"
         " to cleanup they are read-only. A value of the wrong type or out of range makes configure"
         " fail with one line; an unknown name is reported in the log and in diagnostics.",
+        "",
+        "Of several sources on the command line (launch gives some files, too) the last counts,"
+        " whatever the YAML types are: rcl alone would let a file's `rate_hz: 5` win over"
+        " `-p rate_hz:=20.0`. A file or `-p` that sets nothing on this node is reported.",
+        "",
         "Sensor subscriptions take the usual `qos_overrides.<topic>.subscription.*` (history,"
         " depth, reliability) beside these.",
         "",
@@ -325,7 +319,10 @@ def _camera(key: str, v: Mapping[str, Any]) -> CameraConfig:
         max_age_s=v[prefix + "max_age_s"],
     )
     if not camera.topic:
-        raise OptionError(f"parameter '{prefix}topic'", expected="a topic", got="''")
+        raise OptionError(
+            f"parameter '{prefix}topic'", expected="a topic", got="''",
+            remedy=f"set it, or take '{key}' out of cameras",
+        )  # fmt: skip
     allowed = CODECS if camera.compressed else ENCODINGS
     if camera.encoding and camera.encoding not in allowed:
         raise OptionError(

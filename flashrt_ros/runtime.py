@@ -12,38 +12,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rclpy.clock import Clock, ClockType, JumpThreshold, TimeJump
+from rclpy.clock import Clock, ClockChange, ClockType, JumpThreshold, TimeJump
 from rclpy.duration import Duration
-from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
-from rclpy.exceptions import NameValidationException, ParameterException
-from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
-from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.task import Future
-from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from flashrt_core import images
 from flashrt_core.engine import describe
-from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.errors import FlashRTError
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import BusyError, RequestTimeoutError, StaleInputError, WrongStateError
 from flashrt_ros.ingest import Ingest
-from flashrt_ros.inputs import AHEAD_NS, CameraInput, Input, Refusal
+from flashrt_ros.inputs import AHEAD_NS, Input, Refusal
 from flashrt_ros.parameters import NodeConfig
+from flashrt_ros.stamps import in_seconds
 from flashrt_ros.statistics import Statistics
+from flashrt_ros.subscriptions import subscribe
 from flashrt_ros.waiting import Waiters
+from flashrt_ros.wording import in_node_terms
 from flashrt_ros.worker import InferenceThread, Outcome
 
 _JOB_LIMIT_S = 10.0  # how long a transition waits for a decision that runs
-
-
-def sensor_qos() -> QoSProfile:
-    """The sensor data profile, best effort, five deep. Always a new one: rclpy edits it."""
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST, depth=5, reliability=ReliabilityPolicy.BEST_EFFORT
-    )
+# Nothing decided for so many periods, and so many seconds, is a fault worth a line.
+_SILENT_PERIODS, _SILENT_S = 5, 2.0
+_DECISION_S = 10.0  # and so long for a decision that runs: on small machines one takes seconds
 
 
 class Runtime:
@@ -76,6 +70,9 @@ class Runtime:
         self.restored = False  # a capsule was restored since the last deactivate
         self._outlet = outlet
         self._timer: Any = None
+        self._answered_s = 0.0  # steady time and node's time when a timed decision last ended
+        self._answered_ns = 0
+        self._clock_ns = -1  # the node's time at the last look
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._stack = contextlib.ExitStack()
         release = self._stack.callback
@@ -98,7 +95,15 @@ class Runtime:
                 images.opencv(f"camera '{camera.key}' (compressed)")
         self.ingest = Ingest(config, self._on_refusal)
         for item in self.ingest.inputs.values():
-            release(self.node.destroy_subscription, self._subscribe(item))
+            subscription = subscribe(
+                self.node,
+                item,
+                self.ingest,
+                self._outlet.now_ns,
+                self.waiters.poll,
+                self.edge_log,
+            )
+            release(self.node.destroy_subscription, subscription)
         # Last, because it takes longest: mistakes above show at once.
         progress = LoadLog(self.node.get_logger().info)
         self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
@@ -119,11 +124,13 @@ class Runtime:
             self._stack.close()
         except Exception:
             self.node.log_exception("teardown")
+        self.edge_log.drop()
 
     def start_deciding(self) -> None:
         """Begin timed decisions, with the noise of decision 0 unless a capsule was restored."""
         if not self.restored:
             self.worker.call(self.decider.restart, _JOB_LIMIT_S)
+        self._mark_answer()
         if self.config.rate_hz > 0.0:
             # On the node's clock where that is simulated, so that a replay at another speed makes
             # the same decisions; else on the steady clock, which no time correction can stop.
@@ -141,10 +148,42 @@ class Runtime:
             self.node.destroy_timer(self._timer)
             self._timer = None
         self.waiters.fail_all(error)
-        self.edge_log.clear("decisions")
+        self.edge_log.drop("decisions")
         self.restored = False
         if not self.worker.wait_idle(_JOB_LIMIT_S):
             self.node.get_logger().error(f"a decision still runs after {_JOB_LIMIT_S:g} s")
+
+    def check_progress(self) -> None:
+        """Report that no timed decision ends, good or bad, and why. Call about once a second."""
+        if self._timer is None:
+            return
+        now_ns, before_ns = self._outlet.now_ns(), self._clock_ns
+        self._clock_ns = now_ns
+        period_s = 1.0 / self.config.rate_hz
+        silent_s = time.monotonic() - self._answered_s
+        if silent_s < max(_SILENT_PERIODS * period_s, _DECISION_S if self.deciding else _SILENT_S):
+            return
+        if self.deciding:
+            cause = "a decision runs and does not end"
+        elif self.node.get_clock().ros_time_is_active and now_ns == before_ns:
+            state = f"stands at {in_seconds(now_ns)}" if now_ns else "has shown no time yet"
+            cause = f"use_sim_time is set and /clock {state}"
+        elif now_ns - self._answered_ns < period_s * 1e9:
+            return  # simulated time that passes slowly: none is due
+        elif self.worker.waiting:
+            cause = "requests keep the inference thread busy"
+        else:
+            cause = "the timer has not fired"
+        self.edge_log.problem(
+            "decisions",
+            f"no chunk is published for {silent_s:.0f} s: {cause}",
+            f"none is made: {cause}",
+            lasting=True,
+        )
+
+    def ready(self, not_before: dict[str, int]) -> bool:
+        """Whether every input is usable, and those named are stamped at least so (ns)."""
+        return not self.ingest.unusable(self._outlet.now_ns(), not_before)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the inference thread from an async service; return or raise its outcome.
@@ -185,50 +224,11 @@ class Runtime:
                 )
             return ingest.stale_error(ingest.unusable(now_ns(), not_before), now_ns())
 
-        await self.waiters.wait(lambda: not ingest.unusable(now_ns(), not_before), late, timeout_s)
+        await self.waiters.wait(lambda: self.ready(not_before), late, timeout_s)
 
     def view_engine(self) -> None:
         """Refresh what diagnostics shows of the engine."""
         self.engine_view = describe(self.session.engine)
-
-    def _subscribe(self, item: Input) -> Any:
-        kind = JointState
-        if isinstance(item, CameraInput):
-            kind = CompressedImage if item.config.compressed else Image
-
-        def on_message(message: Any) -> None:
-            if self.ingest.offer(item, message, self._outlet.now_ns()):
-                self.waiters.poll()
-
-        def on_lost(event: Any) -> None:
-            item.counters.lost += event.total_count_change
-
-        def subscribe(**events: Any) -> Any:
-            return self.node.create_subscription(
-                kind,
-                item.topic,
-                on_message,
-                sensor_qos(),
-                event_callbacks=SubscriptionEventCallbacks(
-                    incompatible_qos=lambda event: self._on_incompatible(
-                        item, f"QoS ({qos_policy_name_from_kind(event.last_policy_kind)})"
-                    ),
-                    incompatible_type=lambda _: self._on_incompatible(item, "message type"),
-                    **events,
-                ),
-                qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-            )
-
-        try:
-            try:
-                return subscribe(message_lost=on_lost)
-            except UnsupportedEventTypeError:  # some middlewares do not count losses
-                return subscribe()
-        except (NameValidationException, ParameterException, RuntimeError) as error:
-            # What rclpy raises for topic names and for types and values of QoS overrides.
-            raise OptionError(
-                f"topic '{item.topic}' of input '{item.name}'", got=" ".join(str(error).split())
-            ) from error
 
     def _tick(self) -> None:
         """Queue a timed decision, unless the previous one is not done: then this one is missed."""
@@ -248,7 +248,11 @@ class Runtime:
         finally:
             self.deciding = False
 
+    def _mark_answer(self) -> None:
+        self._answered_s, self._answered_ns = time.monotonic(), self._outlet.now_ns()
+
     def _after_decision(self, outcome: Outcome) -> None:
+        self._mark_answer()
         error = outcome.error
         if error is None:
             self.edge_log.clear("decisions")
@@ -257,10 +261,13 @@ class Runtime:
         elif isinstance(error, StaleInputError):
             self.statistics.count("stale")
             kind = "stale: " + ", ".join(error.inputs)
-            self.edge_log.problem("decisions", f"no chunk is published: {error}", kind)
+            self.edge_log.problem(
+                "decisions", f"no chunk is published: {error}", kind, lasting=True
+            )
         elif isinstance(error, FlashRTError):
             self.statistics.count("failed")
-            self.edge_log.problem("decisions", f"no chunk is published: {error}")
+            text = f"no chunk is published: {in_node_terms(error, self.config)}"
+            self.edge_log.problem("decisions", text, lasting=True)
         else:
             self.statistics.count("failed")
             self.node.log_exception("decision", error)
@@ -269,21 +276,19 @@ class Runtime:
         key = f"input '{item.name}' ({item.topic}) refuses messages, {refusal.reason}"
         self.edge_log.problem(key, refusal.text)
 
-    def _on_incompatible(self, item: Input, what: str) -> None:
-        item.counters.incompatible += 1
-        self.edge_log.problem(
-            f"publisher on '{item.topic}'",
-            f"its {what} does not fit the subscription of input '{item.name}', nothing is received;"
-            f" set qos_overrides.{self.node.resolve_topic_name(item.topic)}.subscription.*, or the"
-            " publisher",
-        )
-
     def _on_jump(self, jump: TimeJump) -> None:
         self.ingest.forget()
         self.statistics.count("clock_jumps")
+        changes = {
+            ClockChange.ROS_TIME_ACTIVATED: "changed to /clock (use_sim_time was set)",
+            ClockChange.ROS_TIME_DEACTIVATED: "changed to system time (use_sim_time was unset)",
+        }
+        change = changes.get(jump.clock_change)
+        what = change or f"jumped by {jump.delta.nanoseconds * 1e-9:.3f} s"
+        pace = "; decisions are paced as before until the next activation"
         self.node.get_logger().warning(
-            f"the node's clock jumped by {jump.delta.nanoseconds * 1e-9:.3f} s; samples so far are"
-            " forgotten"
+            f"the node's clock {what}; samples so far are forgotten"
+            + (pace if change and self._timer is not None else "")
         )
 
     def _deliver(self) -> None:

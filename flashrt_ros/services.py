@@ -25,7 +25,8 @@ from flashrt_ros.srv import (
     SaveCapsule,
     SetPrompt,
 )
-from flashrt_ros.stamps import SECOND, time_message, to_ns
+from flashrt_ros.stamps import SECOND, in_seconds, time_message, to_ns
+from flashrt_ros.wording import in_node_terms
 
 INACTIVE, ACTIVE = "inactive", "active"
 _CONFIGURED = (INACTIVE, ACTIVE)
@@ -58,7 +59,9 @@ class Services:
             try:
                 await serve(self._runtime(name, states), request, response)
             except FlashRTError as error:
-                response.error_code, response.error_msg = error.code, str(error)
+                config = self._node.runtime and self._node.runtime.config
+                response.error_code = error.code
+                response.error_msg = str(in_node_terms(error, config))
             except Exception as error:
                 self._node.log_exception(f"service {name}", error)
                 response.error_code = INTERNAL
@@ -148,8 +151,14 @@ async def _set_prompt(runtime: Runtime, request: Any, response: Any) -> None:
 async def _decide(runtime: Runtime, request: Any, response: Any) -> None:
     name = request.session or MAIN
     not_before = _not_before(runtime, request)
+    if (timeout_ns := to_ns(request.timeout)) < 0:
+        raise InputError("field 'timeout'", expected="0 s or more", got=in_seconds(timeout_ns))
     if not request.reuse_context:
-        await runtime.wait_for_inputs(not_before, to_ns(request.timeout) / SECOND)
+        if name != MAIN and not runtime.ready(not_before):
+            # A session that does not exist is said at once, not after a wait for inputs. On the
+            # inference thread, behind a fork that may be about to create it.
+            await runtime.run(lambda: _session(runtime, request))
+        await runtime.wait_for_inputs(not_before, timeout_ns / SECOND)
     response.chunk = await runtime.run(
         lambda: runtime.decider.decide(name, request.reuse_context, not_before)
     )

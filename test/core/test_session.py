@@ -161,8 +161,8 @@ class TestInputs:
         assert np.allclose(main.act().raw, raw(1, "ab", 1))  # still fresh: no window changed
 
     def test_bad_prompts_keep_the_old_one(self, main: Session) -> None:
-        for text in ("", "abcde"):
-            with pytest.raises(InputError, match="1 to 4 characters"):
+        for text, message in (("", "visible character"), ("abcde", "1 to 4 characters")):
+            with pytest.raises(InputError, match=message):
                 main.set_prompt(text)
         assert main.prompt == "ab"
 
@@ -277,7 +277,7 @@ class TestSessions:
     def test_names_and_limits(self, engine: Engine, main: Session) -> None:
         with pytest.raises(SessionError, match="not taken"):
             engine.create_session("main")
-        with pytest.raises(SessionError, match="not taken"):
+        with pytest.raises(SessionError, match="visible character"):
             engine.fork(" ", source="main")
         with pytest.raises(SessionError, match="no such session"):
             engine.fork("x", source="nobody")
@@ -287,6 +287,10 @@ class TestSessions:
         engine.create_session("c")
         with pytest.raises(SessionLimitError, match="at most 3.*max_sessions"):
             engine.create_session("d")
+        with pytest.raises(SessionError, match="no such session"):
+            engine.fork("d", source="nobody")  # making room would not help
+        with pytest.raises(CapsuleError, match="no such capsule"):
+            engine.fork("d", capsule="nothing")
         engine.drop_session("b")
         gone = engine.create_session("d", prompt="a")
         engine.drop_session("d")

@@ -231,6 +231,10 @@ class Robot:
         publisher.publish(message)
         return message
 
+    def publish_bytes(self, topic: str, data: bytes) -> None:
+        """Publish bytes as they are, on a topic that :meth:`publish` was used for."""
+        self._publishers[topic].publish(data)
+
     def feed(self, *topics: str) -> None:
         """Publish good messages on exactly these topics, 30 a second."""
         for topic in topics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("cv2")
 
 import cv2
 from rclpy.qos import qos_profile_sensor_data
+from rclpy.serialization import serialize_message
 
 from .harness import RELIABLE, Robot, image, joint_state, jpeg, wait_until
 
@@ -99,6 +101,34 @@ def test_refused_with_a_reason(
     assert text in after["last_refusal"]
     assert f"input '{topic}'" in robot.target.log
     assert robot.part("decisions")["stale"] == misses, "the good one before served"
+
+
+@pytest.mark.parametrize("topic", ["front", "wrist", "joints"])
+def test_bytes_that_are_no_message(robot: Robot, topic: str) -> None:
+    before = robot.fresh_part(f"input {topic}")
+    robot.feed(*({"front", "wrist", "joints"} - {topic}))
+    good = serialize_message(robot.good(topic))
+    robot.publish(topic, robot.good(topic))
+    for data in (good[:4] + b"\xff" * 60, good[: len(good) // 2], b"\x00\x01\x00\x00") * 2:
+        robot.publish_bytes(topic, data)
+        time.sleep(0.03)  # a burst longer than the queue loses messages before anybody sees them
+    robot.wait_value(f"input {topic}", "refused.malformed", int(before["refused.malformed"]) + 6)
+    after = robot.part(f"input {topic}")
+    assert int(after["refused"]) == int(before["refused"]) + 6
+    assert int(after["received"]) >= int(before["received"]) + 6
+    assert "can be read: " in after["last_refusal"] and "/src/" not in after["last_refusal"]
+    robot.wait_log(f"input '{topic}' ({topic}) refuses messages, malformed: no ")
+    assert robot.target.log.count(f"({topic}) refuses messages, malformed") == 1
+
+
+def test_stamps_far_ahead_are_shown(robot: Robot) -> None:
+    before = int(robot.fresh_part("input front")["ahead_of_clock"])
+    for ahead_ns in (5_000_000_000, (2**31 - 2) * 1_000_000_000 - robot.now_ns()):
+        robot.publish("front", image(), robot.now_ns() + ahead_ns)
+    said = (1, "messages are stamped ahead of the node's clock")
+    wait_until(lambda: robot.levels["policy: input front"] == said)
+    robot.wait_value("input front", "ahead_of_clock", before + 2)
+    robot.wait_log("input 'front' (front) is stamped ahead of the node's clock: ")
 
 
 @pytest.mark.parametrize("encoding", ["bgr8", "rgba8", "bgra8", "mono8", "yuv422_yuy2", "mono16"])

@@ -69,6 +69,7 @@ def test_slightly_early_stamps_are_normal_and_far_ones_are_not_used_yet() -> Non
     lone.offer(image(T0 + 400 * MS), T0)
     assert lone.select(T0) is None
     assert "stamped 0.400 s ahead of the node's clock" in lone.explain(T0)
+    assert (item.counters.ahead, lone.counters.ahead) == (1, 1), "50 ms are no fault"
 
 
 def test_stamps_going_backwards_are_refused_and_lose_nothing() -> None:
@@ -173,6 +174,10 @@ class TestJoints:
         sample = item.select(T0 + MS)
         assert sample is not None and item.convert(sample).tolist() == [1.0, 2.0, 3.0]
 
+    def test_names_of_strangers_do_not_flood_the_log(self) -> None:
+        refusal = self.item().offer(joints(T0, ["x" * 10_000] * 50, [0.0] * 50), T0)
+        assert refusal is not None and len(refusal.text) < 300
+
 
 @dataclass
 class Refusals:
@@ -240,6 +245,15 @@ def test_a_least_stamp_is_kept_even_where_the_clock_lags() -> None:
     assert "stamped 0.200 s ahead of the node's clock" in str(error.value)
     later = ingest.gather(T0 + 180 * MS, {"left": T0 + 100 * MS})
     assert later.observation.stamp_ns == T0 + 200 * MS
+
+
+def test_a_message_that_cannot_be_read_is_counted_as_one_that_came() -> None:
+    ingest, refusals = make_ingest()
+    ingest.refuse(ingest.inputs["left"], Refusal("malformed", "no Image can be read"))
+    counters = ingest.inputs["left"].counters
+    assert (counters.received, counters.accepted, counters.refused) == (1, 0, {"malformed": 1})
+    assert counters.last_refusal == "malformed: no Image can be read"
+    assert [name for name, _ in refusals.seen] == ["left"]
 
 
 def test_no_joints_configured_gives_no_state() -> None:

@@ -71,6 +71,9 @@ def test_every_transition_and_what_each_state_does(start: Callable[..., Robot]) 
     robot.feed("front", "joints")
     wrong_state(robot, ["decide"], "inactive")
     assert robot.call(ListCapsules, "list_capsules").live_sessions == ["main"]
+    early = robot.call(SaveCapsule, "save_capsule", name="x")
+    assert early.error_code == 40
+    assert early.error_msg.endswith("; activate the node, if it is not, and let it decide first")
     refused = set_parameter(robot, "rate_hz", double(5.0))
     assert not refused.successful and "read-only until cleanup" in refused.reason
 
@@ -189,7 +192,7 @@ def test_a_parameter_file_that_does_not_parse_is_one_line(start: Callable[..., R
     robot = start(action__dt_s=[0, 1.5])
     assert robot.target.process.wait(30) == 1
     last = robot.target.log.strip().splitlines()[-1]
-    assert last.startswith("policy_node: ") and ".yaml" in last
+    assert last.startswith("policy_node: ") and ".yaml" in last and ", at " not in last
     assert "Traceback" not in robot.target.log
 
 

@@ -14,8 +14,8 @@ from flashrt_ros.parameters import (
     camera_keys,
     expand,
     render_markdown,
-    unknown_parameters,
 )
+from flashrt_ros.unknown_parameters import unknown_parameters
 
 MINIMAL: dict[str, Any] = {
     "prompt": "wave",
@@ -57,18 +57,21 @@ def test_whole_numbers_pass_for_floats_and_unset_arrays_are_empty() -> None:
         ({"prompt": 7}, r"expected string, got 7 \(int\); quote it in YAML"),
         ({"prompt_buckets": [16, "x"]}, r"'prompt_buckets': expected int\[\], got \[16, x\]"),
         ({"prompt_buckets": [0]}, "'prompt_buckets': expected 1 to 65536 tokens, got 0"),
-        ({"prompt_buckets": 16}, r"expected int\[\], got 16 \(int\)"),
+        ({"prompt_buckets": 16}, r"expected int\[\], got 16 \(int\); write a list"),
         ({"joints.names": "a"}, r"expected string\[\], got 'a' \(string\)"),
         ({"joints.names": ["a", "a"]}, "'joints.names': .* got 'a' more than once"),
         ({"joints.names": ["a", ""]}, "'joints.names': .* got ''"),
         ({"joints.topic": ""}, "'joints.topic': expected a topic"),
         ({"joints.names": []}, "'action.names': expected a name for each action, got none"),
-        ({"cameras": []}, "'cameras': expected at least one camera key, got none"),
+        ({"cameras": []}, r"'cameras': expected at least one camera key, got none; .*/\*\*"),
         ({"cameras": ["joints"]}, "'cameras': .* not 'joints', got 'joints'"),
         ({"cameras": ["a.b"]}, "'cameras': expected keys of letters"),
         ({"camera.front.topic": ""}, "'camera.front.topic': expected a topic"),
         ({"camera.front.rotation_deg": 45}, r"rotation_deg': expected 0 \| 90 \| 180 \| 270"),
-        ({"camera.front.compressed": "yes"}, r"compressed': expected bool, got 'yes' \(string\)"),
+        (
+            {"camera.front.compressed": "yes"},
+            r"expected bool, got 'yes' \(string\); write it like false",
+        ),
         ({"camera.front.encoding": "rgb9"}, "encoding': expected '' or one of rgb8, .*'rgb9'"),
         (
             {"camera.front.encoding": "rgb8", "camera.front.compressed": True},
@@ -104,12 +107,22 @@ def test_camera_groups_expand_by_key() -> None:
 
 def test_unknown_names_come_with_the_nearest_known_one() -> None:
     given = ["rate_hz", "rate", "camera.front.topick", "camera.back.topic", "zzz"]
-    given += ["use_sim_time", "qos_overrides./image.subscription.depth"]
+    given += ["use_sim_time", "use_sim_times"]
     assert unknown_parameters(given, ("front",)) == {
         "rate": "did you mean 'rate_hz'?",
         "camera.front.topick": "did you mean 'camera.front.topic'?",
         "camera.back.topic": "add 'back' to cameras",
         "zzz": "",
+        "use_sim_times": "",
+    }
+
+
+def test_qos_overrides_of_topics_that_are_no_input_are_unknown() -> None:
+    known = [f"qos_overrides./image.subscription.{policy}" for policy in ("depth", "reliability")]
+    given = [known[0], "qos_overrides./imag.subscription.depth", known[1] + "x"]
+    assert unknown_parameters(given, (), known) == {
+        "qos_overrides./imag.subscription.depth": f"the nearest that has one is '{known[0]}'",
+        known[1] + "x": f"the nearest that has one is '{known[1]}'",
     }
 
 
@@ -181,6 +194,17 @@ class TestOnANode:
         assert "camera.front.topic" in parameters.unknown
         assert not node.has_parameter("camera.front.topic")
 
+    def test_qos_overrides_follow_the_topics(self, declare: Any) -> None:
+        name = "qos_overrides./rear.subscription.depth"
+        node, parameters = declare(MINIMAL | {name: 3})
+        assert list(parameters.unknown) == [name]
+        assert self.set(node, "camera.front.topic", "rear").successful
+        parameters.read()
+        assert parameters.unknown == {}
+        assert self.set(node, "camera.front.topic", "no topic").successful
+        parameters.read()
+        assert list(parameters.unknown) == [name]
+
     def test_setting_is_checked_and_refused_while_configured(self, declare: Any) -> None:
         node, _ = declare(MINIMAL)
         assert "out of range" in self.set(node, "rate_hz", -1.0).reason, "rclpy, by the descriptor"
@@ -188,7 +212,8 @@ class TestOnANode:
         assert "expected string" in self.set(node, "prompt", 5).reason
         node, _ = declare(MINIMAL, configured=True)
         assert self.set(node, "rate_hz", 2.0).reason == (
-            "parameter 'rate_hz' is read-only until cleanup"
+            "parameter 'rate_hz' is read-only until cleanup; deactivate and clean up the node, set"
+            " it, and configure again"
         )
 
     def test_descriptors_carry_meaning_unit_and_bounds(self, declare: Any) -> None:

@@ -170,6 +170,9 @@ def test_limits_and_unknown_names(robot: Robot) -> None:
         (ForkSession, "fork_session", {"new_session": "x", "source_session": "none"}, SESSION, ""),
         (SetPrompt, "set_prompt", {"prompt": "wave", "session": "none"}, SESSION, "'none'"),
         (Decide, "decide", {"session": "none"}, SESSION, "'none'"),
+        (Decide, "decide", {"timeout": duration_message(-1)}, INPUT, "'timeout': expected 0 s or"),
+        (SaveCapsule, "save_capsule", {"name": "\u200b"}, CAPSULE, "visible character"),
+        (ForkSession, "fork_session", {"new_session": "\u200b"}, SESSION, "visible character"),
         (Decide, "decide", {"inputs": ["front"]}, INPUT, "1 stamps, one an input, got 0"),
         (
             Decide,
@@ -190,6 +193,9 @@ def test_limits_and_unknown_names(robot: Robot) -> None:
     assert full.error_code == STORE_FULL and "capsule_slots" in full.error_msg
     beyond = robot.call(ForkSession, "fork_session", new_session="c")
     assert beyond.error_code == SESSION_LIMIT and "at most 3 sessions" in beyond.error_msg
+    for fields, code in (({"capsule": "none"}, CAPSULE), ({"source_session": "none"}, SESSION)):
+        unknown = robot.call(ForkSession, "fork_session", new_session="c", **fields)
+        assert (unknown.error_code, "'none'" in unknown.error_msg) == (code, True)
     held = robot.call(ListCapsules, "list_capsules")
     assert held.names == ["a", "b"] and sorted(held.live_sessions) == ["a", "b", "main"]
     assert robot.call(SaveCapsule, "save_capsule", name="a").error_code == 0, "replaces its own"
@@ -200,9 +206,12 @@ def test_limits_and_unknown_names(robot: Robot) -> None:
 
 def test_prompts(robot: Robot) -> None:
     plain = data(robot.decide())
-    for prompt in ("", "   ", "very " * 2000):
+    for prompt in ("", "   ", "\u202e\u200b", "wave\x07", "wa\rve", "\u3164", "very " * 2000):
         refused = robot.call(SetPrompt, "set_prompt", prompt=prompt)
-        assert refused.error_code == INPUT and "prompt" in refused.error_msg
+        assert refused.error_code == INPUT and "prompt" in refused.error_msg, prompt
+        assert len(refused.error_msg) < 300
+    assert robot.call(SetPrompt, "set_prompt", prompt="wave\n\ttwice").error_code == 0
+    assert robot.call(SetPrompt, "set_prompt", prompt="wave").error_code == 0
     assert robot.change(DEACTIVATE) and robot.change(ACTIVATE)
     assert data(robot.decide()) == plain, "a refused prompt changes nothing"
     assert robot.call(SetPrompt, "set_prompt", prompt="push it over").error_code == 0
@@ -231,6 +240,16 @@ def test_decide_waits_for_the_stamps_it_was_given(robot: Robot) -> None:
     robot.publish("joints", joint_state(), future_ns)
     answer = wait_until(lambda: pending.done() and pending.result())
     assert to_ns(chunk(answer).header.stamp) >= future_ns
+
+
+def test_an_unknown_session_is_said_before_any_wait_for_inputs(robot: Robot) -> None:
+    never = {"inputs": ["front"], "not_before": [time_message(robot.now_ns() + 10**15)]}
+    begin = time.monotonic()
+    answer = robot.decide(30.0, session="none", **never)
+    assert answer.error_code == SESSION and "'none'" in answer.error_msg
+    assert time.monotonic() - begin < 10.0
+    assert robot.decide(0.0, session="none", **never).error_code == SESSION
+    assert robot.decide(0.0, session="main", **never).error_code == TIMEOUT
 
 
 def test_deactivation_releases_a_waiting_request(robot: Robot) -> None:

@@ -12,11 +12,13 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
 from rosgraph_msgs.msg import Clock
 
 from flashrt_ros.stamps import time_message, to_ns
 
-from .harness import Robot, image, joint_state
+from .harness import DEACTIVATE, Robot, image, joint_state, wait_until
 
 pytestmark = pytest.mark.ros
 SECOND = 1_000_000_000
@@ -114,4 +116,38 @@ def test_recorded_stamps_without_simulated_time_are_explained_once(
     assert robot.chunks == []
     robot.wait_value("input front", "accepted", 15)
     assert int(robot.fresh_part("decisions")["stale"]) > 10
+    assert robot.target.stop() == 0
+
+
+def test_a_clock_that_does_not_run_is_named(
+    start: Callable[..., Robot], simulate: Callable[..., Simulation]
+) -> None:
+    robot = start(sim_time=True, rate_hz=20.0, camera__front__max_age_s=1.0, joints__max_age_s=1.0)
+    robot.bring_up()
+    robot.wait_log("s: use_sim_time is set and /clock has shown no time yet")
+    said = "none is made: use_sim_time is set and /clock has shown no time yet"
+    wait_until(lambda: robot.levels["policy: decisions"] == (2, said))
+    simulation = simulate(robot, 500 * SECOND, 1.0)
+    robot.wait_chunks(3, 20.0)
+    wait_until(lambda: robot.fresh_part("decisions") and robot.levels["policy: decisions"][0] == 0)
+    simulation.close()
+    robot.wait_log("use_sim_time is set and /clock stands at 50")
+    assert robot.levels["policy: decisions"][0] == 2
+    assert robot.target.log.count("no chunk is published for") == 2, "one line each time"
+    assert robot.change(DEACTIVATE)
+    wait_until(lambda: robot.fresh_part("decisions") and robot.levels["policy: decisions"][0] == 0)
+    assert robot.target.log.count("decisions: over") == 1, "deactivating mends nothing"
+    assert robot.target.stop() == 0
+
+
+def test_a_change_of_the_clocks_source_is_no_jump_of_zero_seconds(
+    start: Callable[..., Robot],
+) -> None:
+    robot = start()
+    robot.bring_up()
+    value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=True)
+    request = [Parameter(name="use_sim_time", value=value)]
+    assert robot.call(SetParameters, "set_parameters", parameters=request).results[0].successful
+    robot.wait_log("the node's clock changed to /clock (use_sim_time was set); samples so far")
+    assert "jumped" not in robot.target.log
     assert robot.target.stop() == 0

@@ -139,7 +139,34 @@ def test_alternating_and_flickering_problems_are_throttled() -> None:
         now[0] = 100.0 + k / 30
         edges.problem("wrist", "gone")
         edges.clear("wrist")
-    assert log.lines == ["W wrist: gone", "I wrist: over, seen 1 times"] * 2
+    assert log.lines == ["W wrist: gone", "I wrist: over, seen once"] * 2
+
+
+def test_what_nobody_looks_at_any_more_is_not_over() -> None:
+    log, now = Log(), [0.0]
+    edges = EdgeLog(log, quiet_s=5.0, clock=lambda: now[0])
+    edges.problem("decisions", "none")
+    edges.problem("front", "bad")
+    edges.drop("decisions")
+    edges.clear("decisions")
+    assert list(edges.open_problems()) == ["front"]
+    edges.drop()
+    now[0] += 60.0
+    edges.settle()
+    assert log.lines == ["W decisions: none", "W front: bad"]
+    edges.problem("decisions", "none")
+    assert log.lines[2:] == ["W decisions: none"], "a new beginning"
+
+
+def test_silence_does_not_end_a_problem_that_lasts() -> None:
+    log, now = Log(), [0.0]
+    edges = EdgeLog(log, quiet_s=5.0, clock=lambda: now[0])
+    edges.problem("publisher", "does not fit", lasting=True)
+    now[0] += 60.0
+    edges.settle()
+    assert list(edges.open_problems()) == ["publisher"] and len(log.lines) == 1
+    edges.clear("publisher")
+    assert log.lines[1:] == ["I publisher: over, seen once"]
 
 
 def timing(ms: float) -> Timing:

@@ -121,7 +121,7 @@ def read_norm_stats(path: Path, part: str, *, guarded: bool = False) -> Statisti
             values = np.asarray(content["norm_stats"][part][name], dtype=np.float64)
         except (KeyError, TypeError, ValueError) as error:
             raise OptionError(
-                where, expected=f"a list of numbers at norm_stats.{part}.{name}", got=repr(error)
+                where, expected=f"a list of numbers at norm_stats.{part}.{name}", got=content
             ) from error
         found[name] = values
     dims = max(values.size for values in found.values())
