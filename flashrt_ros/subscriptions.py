@@ -56,8 +56,7 @@ def subscribe(
     def on_message(data: bytes) -> None:
         arrived_ns = now_ns()
         try:
-            view = view_image(data) if kind is Image else None
-            message = deserialize_message(data, kind) if view is None else view
+            message = _read(data, kind)
         except (RuntimeError, ValueError, OverflowError) as error:  # RMWError, bad UTF-8
             reason = shorten(f"{one_line(error)} ({len(data)} bytes)")
             ingest.refuse(item, Refusal("malformed", f"no {kind.__name__} can be read: {reason}"))
@@ -113,6 +112,11 @@ def _events(node: Any, item: Input, edge_log: EdgeLog, **events: Any) -> Subscri
         incompatible_type=lambda _: on_incompatible("message type"),
         **events,
     )
+
+
+def _read(data: bytes, kind: Any) -> Any:
+    view = view_image(data) if kind is Image else None
+    return deserialize_message(data, kind) if view is None else view
 
 
 def _message_type(item: Input) -> Any:

@@ -81,7 +81,6 @@ def ask(tmp_path: Path) -> Iterator[Callable[..., tuple[dict[str, Any], Asked]]]
         (["/**\nx: 5.0", "/**\nx: 20", "/**\nx: end"], "end"),
         (["x:=7", "/**\nx: 2.5"], 2.5),
         (["x:=1", "x:=2.5", "x:='4'"], "4"),
-        (["/**\nx: 5", "/here/arm:x:=20.0"], 20.0),
         (["/here/arm\nx: 5", "x:=6"], 6),
         (["/here/arm\nx: 5", "/**\nx: 6"], 6),
         (["/**\nx: 5", "other:x:=20.0"], 5),

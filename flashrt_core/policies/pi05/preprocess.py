@@ -53,7 +53,10 @@ def _pillow(image: Array, inner: tuple[int, int]) -> Array:
 
 
 def _torch(image: Array, inner: tuple[int, int]) -> Array:
-    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
+    # Copied only where it cannot be written, as a view of a received message: torch would warn.
+    pixels = (
+        torch.from_numpy(np.require(image, requirements=["C", "W"])).permute(2, 0, 1)[None].float()
+    )
     small = F.interpolate(pixels, size=(inner[1], inner[0]), mode="bilinear", align_corners=False)
     return small[0].round_().clamp_(0, 255).byte().permute(1, 2, 0).numpy()
 

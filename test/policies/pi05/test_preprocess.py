@@ -269,7 +269,7 @@ def test_a_tokenizer_larger_than_the_table() -> None:
     [
         ("{", "expected JSON"),
         ("[]", "a list of numbers at norm_stats.state.q01"),
-        ({"norm_stats": {"state": {"q01": [0] * 8}}}, "at norm_stats.state.q99, got KeyError"),
+        ({"norm_stats": {"state": {"q01": [0] * 8}}}, "at norm_stats.state.q99, got {"),
         ({"norm_stats": {"state": stats()["norm_stats"]["state"]}}, "norm_stats.actions.q01"),
         (stats(2), "'state_dim': expected at most 2, as norm_stats .* has, got 3"),
         (
@@ -293,3 +293,14 @@ def test_bad_statistics(tmp_path: Path, content: Any, message: str) -> None:
 def test_missing_statistics(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="norm_stats .*No such file"):
         processor(norm_stats=tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("method", ["pillow", "torch"])
+def test_images_that_cannot_be_written_are_resized_alike(
+    method: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    pixels = np.arange(40 * 30 * 3, dtype=np.uint32).astype(np.uint8).reshape(40, 30, 3)
+    view = np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape)
+    expected = resize_with_pad(pixels, 14, method)
+    np.testing.assert_array_equal(resize_with_pad(view, 14, method), expected)
+    assert not recwarn.list
