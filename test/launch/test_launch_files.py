@@ -11,7 +11,8 @@ import yaml
 
 from flashrt_core.errors import OptionError
 from flashrt_core.policies import find_policy
-from flashrt_ros.parameters import build_config, unknown_parameters
+from flashrt_ros.parameters import build_config
+from flashrt_ros.unknown_parameters import unknown_parameters
 
 from .recording import Described, Recorded, describe
 
