@@ -182,7 +182,8 @@ def test_folders_that_cannot_hold_results_are_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError) as error, results_folder(Path(path), ["demo.json"]):
             pass
         text = str(error.value)
-        assert str(path) in text and "\n" not in text and "--out" in text
+        # Messages shorten what is very long; the beginning tells which folder it is.
+        assert str(path)[:150] in text and "\n" not in text and "--out" in text
     assert (tmp_path / "file").read_text() == "mine"
 
 
