@@ -2,7 +2,7 @@
 //
 // A push (st.async) carries its bytes and counts them on the receiver's mbarrier, so the receiver
 // waits for data, not for its neighbours: cheaper than a cluster barrier. Order of use: every block
-// sets its mbarrier up and arrives, then waits for the cluster once before its first push (a block
+// sets its barriers up and arrives, then waits for the cluster once before its first push (a block
 // must have started before its memory is written). A block leaves after it has received everything.
 #pragma once
 
@@ -26,9 +26,9 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Makes a barrier that completes once `bytes` have been pushed; one thread calls it, before it
-// arrives at the cluster barrier.
-__device__ __forceinline__ void expect_pushes(uint64_t* barrier, uint32_t bytes) {
+// Makes a barrier that completes once, when `bytes` have come by pushes or bulk copies; one thread
+// calls it, before it arrives at the cluster barrier or at a barrier of the block.
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) {
   const uint32_t at = shared_address(barrier);
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -36,8 +36,7 @@ __device__ __forceinline__ void expect_pushes(uint64_t* barrier, uint32_t bytes)
                : "memory");
 }
 
-// Waits for all expected bytes; the barrier serves once.
-__device__ __forceinline__ void wait_pushes(uint64_t* barrier) {
+__device__ __forceinline__ void wait_bytes(uint64_t* barrier) {
   const uint32_t at = shared_address(barrier);
   uint32_t done = 0;
   while (!done) {
@@ -51,6 +50,25 @@ __device__ __forceinline__ void wait_pushes(uint64_t* barrier) {
   }
 }
 
+// Bulk copy of a run of bytes (a multiple of 16) into shared memory, counted on `barrier`.
+__device__ __forceinline__ void copy_run(void* shared, const void* global, uint32_t bytes,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set, at the same addresses.
+__device__ __forceinline__ void copy_run_to(void* shared, const void* global, uint32_t bytes,
+                                            uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks)
+      : "memory");
+}
+
 // The address of `mine` in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ uint32_t remote_address(const void* mine, uint32_t rank) {
   uint32_t remote;
@@ -60,24 +78,30 @@ __device__ __forceinline__ uint32_t remote_address(const void* mine, uint32_t ra
   return remote;
 }
 
-__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float4 v) {
+// Pushes unless `keep` is false.
+__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float4 v, bool keep = true) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-      ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %6, 0;\n"
+      "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n}"
+      ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier),
+      "r"(static_cast<uint32_t>(keep))
       : "memory");
 }
 
-__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float2 v) {
+__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float2 v, bool keep = true) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
-      ::"r"(remote), "f"(v.x), "f"(v.y), "r"(barrier)
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n"
+      "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];\n}"
+      ::"r"(remote), "f"(v.x), "f"(v.y), "r"(barrier), "r"(static_cast<uint32_t>(keep))
       : "memory");
 }
 
-__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float v) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(remote),
-               "f"(v), "r"(barrier)
-               : "memory");
+__device__ __forceinline__ void push(uint32_t remote, uint32_t barrier, float v, bool keep = true) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n"
+      "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];\n}" ::"r"(remote),
+      "f"(v), "r"(barrier), "r"(static_cast<uint32_t>(keep))
+      : "memory");
 }
 
 }  // namespace flashrt

@@ -45,6 +45,11 @@ def action_out_euler_launch(
     """One block a row."""
     require_bf16("action_out_euler", hidden=hidden)
     rows, width = hidden.shape
+    if x.shape[1] == 32 and width == 1024 and weight.is_contiguous():
+        pitches = (hidden.stride(0), x.stride(0), out.stride(0))
+        small = (hidden, scale, shift, weight, bias, x, out, *pitches, dt, eps)
+        launcher.launch("action_out_euler_d32_bf16", rows, 512, small)
+        return
     strides = (hidden.stride(0), x.stride(0), out.stride(0))
     args = (hidden, scale, shift, weight, bias, x, out, width, x.shape[1], *strides, dt, eps)
     threads = row_threads("action_out_euler", width)

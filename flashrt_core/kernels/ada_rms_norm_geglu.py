@@ -10,6 +10,16 @@ from .geglu_linear import geglu_rows_launch
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, geglu
 from .op import Lane, Op
+from .skinny import SkinnyPlan, choose_plan
+
+#: Fused kernels, best first.
+_PLANS = (
+    SkinnyPlan("ada_rms_norm_geglu_14_bf16_cluster", 1024, 14, 64, 137808),
+    SkinnyPlan("ada_rms_norm_geglu_30_bf16_cluster", 1024, 30, 64, 142416),
+    SkinnyPlan("ada_rms_norm_geglu_62_bf16_cluster", 1024, 62, 64, 155728),
+    SkinnyPlan("ada_rms_norm_geglu_14_bf16", 1024, 14, 32, 23088),
+    SkinnyPlan("ada_rms_norm_geglu_62_bf16", 1024, 62, 16, 57376),
+)
 
 
 def ada_rms_norm_geglu_ref(
@@ -29,9 +39,14 @@ def ada_rms_norm_geglu_launch(
     *,
     eps: float,
 ) -> None:
-    """Norm, product and gate as three kernels, for shapes without a fused one."""
+    """One kernel where it was built for the shape; else norm, product and gate as three."""
     require_bf16("ada_rms_norm_geglu", x=x, weight=weight, out=out)
     rows, width = x.shape
+    plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
+    if plan is not None and weight.is_contiguous():
+        args = (x, scale, shift, weight, out, rows, x.stride(0), out.stride(0), eps)
+        plan.launch(launcher, weight.shape[0], args)
+        return
     scratch = launcher.workspace(rows * (width + weight.shape[0]))
     normal = scratch[: rows * width].view(rows, width)
     merged = scratch[rows * width :].view(rows, -1)

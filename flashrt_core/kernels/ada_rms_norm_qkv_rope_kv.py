@@ -10,6 +10,15 @@ from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
+from .skinny import SkinnyPlan, choose_plan
+
+#: Fused kernels, best first.
+_PLANS = (
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_bf16_cluster", 1024, 14, 80, 51552, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_30_bf16_cluster", 1024, 30, 80, 103520, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_bf16", 1024, 14, 16, 14880),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_bf16", 1024, 62, 16, 57376),
+)
 
 
 def ada_rms_norm_qkv_rope_kv_ref(
@@ -44,9 +53,17 @@ def ada_rms_norm_qkv_rope_kv_launch(
     head_dim: int,
     eps: float,
 ) -> None:
-    """Norm, product and turn as three kernels, for shapes without a fused one."""
-    require_bf16("ada_rms_norm_qkv_rope_kv", x=x, weight=weight)
+    """One kernel where it was built for the shape; else norm, product and turn as three."""
+    require_bf16("ada_rms_norm_qkv_rope_kv", x=x, weight=weight, q=q, k=k, v=v)
     rows, width = x.shape
+    plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
+    one_key_head = k.shape[1] == head_dim == 256 and k.stride(0) == v.stride(0)
+    if plan is not None and one_key_head and weight.is_contiguous():
+        counts = (rows, q.shape[1] // head_dim)
+        pitches = (x.stride(0), rope.stride(0), q.stride(0), k.stride(0))
+        args = (x, scale, shift, weight, rope, q, k, v, *counts, *pitches, eps)
+        plan.launch(launcher, weight.shape[0], args)
+        return
     scratch = launcher.workspace(rows * (width + weight.shape[0]))
     normal = scratch[: rows * width].view(rows, width)
     merged = scratch[rows * width :].view(rows, -1)

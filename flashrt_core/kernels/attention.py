@@ -9,6 +9,7 @@ from ..errors import ContractError
 from .check import I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .op import Lane, Op
+from .skinny import LARGE_CLUSTERS
 
 
 def attention_ref(
@@ -78,6 +79,32 @@ def _shared_kv_sm90(
     )
 
 
+def _few_queries(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    prefix_length: Tensor,
+    prefix_rows: int,
+    scale: float,
+) -> None:
+    """Queries of all heads as one list of rows, 16 a block; a cluster splits the keys."""
+    rows = q.shape[0] * q.shape[1]
+    args = (q, k, v, out, prefix_length, rows, prefix_rows, k.shape[0] - prefix_rows, k.stride(0))
+    split = launcher.architecture // 10 in LARGE_CLUSTERS
+    kernel = "attention_few_queries_d256_bf16" + ("_cluster" if split else "")
+    fixed, a_row = (44_880, 2_432) if split else (43_984, 1_408)
+    launcher.launch(
+        kernel,
+        (8 if split else 1, blocks(rows, 16)),
+        256,
+        (*args, scale),
+        shared_bytes=fixed + a_row * min(rows, 16),
+        cluster=8 if split else None,
+    )
+
+
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -112,6 +139,9 @@ def attention_launch(
         )
     if dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0):
         contiguous = q.stride(0) == out.stride(0) == heads * dim
+        if prefix_length is not None and prefix_rows < keys and rows <= 64 and contiguous:
+            _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
+            return
         whole = prefix_length is None or prefix_rows == keys
         if launcher.architecture == 90 and contiguous and whole:
             _shared_kv_sm90(launcher, q, k, v, out, prefix_length, scale)

@@ -9,6 +9,22 @@ from .check import F32, ArgCheck
 from .launch import Launcher, require_bf16, row_threads
 from .maths import matmul
 from .op import Lane, Op
+from .skinny import SkinnyPlan, choose_plan
+
+#: Fused kernels, best first.
+_PLANS = (
+    SkinnyPlan(
+        "linear_gated_residual_k2048_16_bf16_cluster", 2048, 16, 32, 12336, threads=128, cluster=4
+    ),
+    SkinnyPlan("linear_gated_residual_k2048_32_bf16_cluster", 2048, 32, 16, 26656, cluster=2),
+    SkinnyPlan("linear_gated_residual_k2048_64_bf16_cluster", 2048, 64, 16, 53280, cluster=2),
+    SkinnyPlan("linear_gated_residual_k2048_16_bf16", 2048, 16, 8, 4128),
+    SkinnyPlan("linear_gated_residual_k2048_64_bf16", 2048, 64, 8, 16416),
+    SkinnyPlan("linear_gated_residual_k4096_16_bf16_cluster", 4096, 16, 32, 22576, cluster=4),
+    SkinnyPlan("linear_gated_residual_k4096_32_bf16_cluster", 4096, 32, 32, 71728, cluster=4),
+    SkinnyPlan("linear_gated_residual_k4096_64_bf16_cluster", 4096, 64, 32, 90160, cluster=4),
+    SkinnyPlan("linear_gated_residual_k4096_16_bf16", 4096, 16, 8, 4128),
+)
 
 
 def linear_gated_residual_ref(x: Tensor, weight: Tensor, gate: Tensor, out: Tensor) -> None:
@@ -19,9 +35,13 @@ def linear_gated_residual_ref(x: Tensor, weight: Tensor, gate: Tensor, out: Tens
 def linear_gated_residual_launch(
     launcher: Launcher, x: Tensor, weight: Tensor, gate: Tensor, out: Tensor
 ) -> None:
-    """Product and gated addition as two kernels, for shapes without a fused one."""
+    """One kernel where it was built for the shape; else product and gated addition as two."""
     require_bf16("linear_gated_residual", x=x, weight=weight, out=out)
     rows, width = out.shape
+    plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
+    if plan is not None and weight.is_contiguous():
+        plan.launch(launcher, width, (x, weight, gate, out, rows, x.stride(0), out.stride(0)))
+        return
     branch = launcher.workspace(rows, width)
     launcher.matmul(x, weight, None, branch)
     args = (branch, gate, out, width, width, out.stride(0))

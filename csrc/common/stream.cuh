@@ -1,0 +1,108 @@
+// 16-byte loads of what passes through a chip once: weights, which nothing writes while stages run,
+// and activations that other blocks have just written.
+#pragma once
+
+#include <cstdint>
+
+#include "mma.cuh"
+#include "vector.cuh"
+
+namespace flashrt {
+
+// Weights: past L1, and L2 fetches the whole 256 bytes around. Never moved behind pdl_wait().
+__device__ __forceinline__ uint4 load_weights(const bf16* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// The same into shared memory, asynchronously (see copy_commit, copy_wait).
+__device__ __forceinline__ void copy_weights_async(uint32_t shared, const bf16* p) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared), "l"(p) : "memory");
+}
+
+// Activations from L2, as a line that this multiprocessor read before may be stale in L1. `v` stays
+// as it is unless `keep`.
+__device__ __forceinline__ void load_fresh(uint4& v, const bf16* p, bool keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+      "@p ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(p), "r"(static_cast<uint32_t>(keep))
+      : "memory");
+}
+
+__device__ __forceinline__ uint2 load_fresh2(const bf16* p) {
+  uint2 v;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint32_t load_fresh1(const bf16* p) {
+  uint32_t v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float4 load_fresh4(const float* p) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float2 load_fresh2(const float* p) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float load_fresh(const float* p) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// The dynamic shared memory of the block.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
+  return dynamic_shared_bytes;
+}
+
+// Stores unless `keep` is false, without a branch around them.
+__device__ __forceinline__ void store_if(bool keep, bf16* p, uint32_t v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.u32 [%0], %1;\n}" ::"l"(p), "r"(v),
+               "r"(static_cast<uint32_t>(keep))
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_if(bool keep, float* p, float2 v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.shared.v2.f32 [%0], {%1, %2};\n}" ::"r"(
+                   shared_address(p)),
+               "f"(v.x), "f"(v.y), "r"(static_cast<uint32_t>(keep))
+               : "memory");
+}
+
+// 2^x for x <= 0; results below the normal range are zero.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float2 unpack2(uint32_t two) {
+  return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
+}
+
+// x + x s on two bf16 values at once, rounded once.
+__device__ __forceinline__ uint32_t grow2(uint32_t x, uint32_t s) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %1;" : "=r"(y) : "r"(x), "r"(s));
+  return y;
+}
+
+}  // namespace flashrt

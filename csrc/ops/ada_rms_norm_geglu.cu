@@ -1,0 +1,71 @@
+// ada_rms_norm_geglu: y = gelu_tanh(n Wg^T) * (n Wu^T),
+// n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift
+// x [A, K], W [2 F, K] (gate and up rows in turn), y [A, F] bf16; scale, shift [K] float32
+// rows *_stride elements apart (W packed)
+// float32 sums and activation, one rounding into y; x (1 + scale) is rounded to bf16
+// needs K = 1024, 2 F a multiple of the rows of a block, 16-byte aligned rows; no workspace
+// bound: memory, 4 K F bytes
+#include "../common/activation.cuh"
+#include "../common/skinny_product.cuh"
+
+namespace flashrt {
+
+template <class S>
+struct Geglu {
+  static constexpr bool kNeighbours = true;  // the four rows of an item
+  static constexpr bool kFetches = false;
+
+  bf16* y;
+  int y_stride;
+
+  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
+  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
+
+  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
+    return tile * S::kRows + column * 8 + row;
+  }
+
+  __device__ __forceinline__ void prepare(int, int) {}
+  __device__ __forceinline__ void fetch(int, int, int, int) {}
+
+  __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
+    bf16* target = y + static_cast<size_t>(token) * y_stride + tile * (S::kRows / 2) + item * 2;
+    *reinterpret_cast<uint32_t*>(target) = pack2(gelu_tanh(v.x) * v.y, gelu_tanh(v.z) * v.w);
+  }
+};
+
+}  // namespace flashrt
+
+#define FLASHRT_ADA_GEGLU(name, Shape, blocks)                                                         \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const float* scale, const float* shift,                         \
+           const flashrt::bf16* weight, flashrt::bf16* y, int tokens, int x_stride, int y_stride,  \
+           float eps) {                                                                            \
+    flashrt::skinny_product<flashrt::Shape>({x, weight, scale, shift, eps, tokens, x_stride},      \
+                                            flashrt::Geglu<flashrt::Shape>{y, y_stride});          \
+  }
+
+namespace flashrt {
+
+// Named for the most tokens they take.
+using Geglu14Cluster = SkinnyShape<1, 8, 4, 1, 8, 1, 1, From::kBulk, From::kRegisters, 8, true>;
+static_assert(Geglu14Cluster::kSharedBytes == 137808, "as the launcher has it");
+using Geglu30Cluster = SkinnyShape<2, 8, 4, 1, 8, 1, 1, From::kBulk, From::kRegisters, 8, true>;
+static_assert(Geglu30Cluster::kSharedBytes == 142416, "as the launcher has it");
+using Geglu62Cluster = SkinnyShape<4, 8, 4, 1, 8, 1, 1, From::kBulk, From::kRegisters, 8, true>;
+static_assert(Geglu62Cluster::kSharedBytes == 155728, "as the launcher has it");
+using Geglu14 = SkinnyShape<1, 4, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+static_assert(Geglu14::kSharedBytes == 23088, "as the launcher has it");
+using Geglu62 = SkinnyShape<4, 2, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+static_assert(Geglu62::kSharedBytes == 57376, "as the launcher has it");
+
+}  // namespace flashrt
+
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_bf16, Geglu14, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16, Geglu62, 1)
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_bf16_cluster, Geglu14Cluster, 2)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_30_bf16_cluster, Geglu30Cluster, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_cluster, Geglu62Cluster, 1)
+#endif

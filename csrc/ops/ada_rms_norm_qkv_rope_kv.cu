@@ -1,0 +1,95 @@
+// ada_rms_norm_qkv_rope_kv: n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift, [q|k|v] = n W^T,
+// q and k turned by their rotary angles (dimension i with i + d/2)
+// x [A, K], W [(heads + 2) d, K] bf16; scale, shift [K], rope [A, d] float32 (cosines, then sines)
+// q [A, heads d], k, v [A, d] bf16: rows of the cache; rows *_stride elements apart
+// float32 sums and rotation, one rounding into each output; x (1 + scale) is rounded to bf16
+// needs d = 256, K = 1024, 16-byte aligned rows; no workspace
+// bound: memory, 2 K (heads + 2) d bytes
+#include "../common/skinny_product.cuh"
+
+namespace flashrt {
+
+template <class S>
+struct QkvRope {
+  static constexpr bool kNeighbours = false;  // the four rows of an item
+  static constexpr bool kFetches = true;
+  static constexpr int kDim = 256, kHalf = kDim / 2;
+  static constexpr int kUnits = S::kRows / 16;  // a unit: 8 dimensions of a head and their partners
+
+  bf16 *q, *k, *v;
+  const float* rope;
+  int heads, q_stride, kv_stride, rope_stride;
+  float2 cosine, sine;
+
+  __device__ __forceinline__ static int low_row(int item) { return item / 4 * 16 + item % 4 * 2; }
+  __device__ __forceinline__ static int high_row(int item) { return low_row(item) + 8; }
+
+  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
+    const int unit = tile * kUnits + column / 2;
+    return unit / 16 * kDim + column % 2 * kHalf + unit % 16 * 8 + row;
+  }
+  __device__ __forceinline__ int head(int tile, int item) const {
+    return (tile * kUnits + item / 4) / 16;
+  }
+  __device__ __forceinline__ int dimension(int tile, int item) const {
+    return (tile * kUnits + item / 4) % 16 * 8 + item % 4 * 2;
+  }
+
+  __device__ __forceinline__ void prepare(int, int) {}
+
+  __device__ __forceinline__ void fetch(int tile, int token, int item, int tokens) {
+    if (token >= tokens || head(tile, item) > heads) return;  // values are not turned
+    const float* p = rope + token * rope_stride + dimension(tile, item);
+    cosine = load_fresh2(p);
+    sine = load_fresh2(p + kHalf);
+  }
+
+  __device__ __forceinline__ void finish(int tile, int token, int item, float4 y) const {
+    const int at = head(tile, item), column = dimension(tile, item);
+    bf16* target = at < heads    ? q + static_cast<size_t>(token) * q_stride + at * kDim
+                   : at == heads ? k + static_cast<size_t>(token) * kv_stride
+                                 : v + static_cast<size_t>(token) * kv_stride;
+    if (at <= heads) {
+      y = {y.x * cosine.x - y.z * sine.x, y.y * cosine.y - y.w * sine.y,
+           y.z * cosine.x + y.x * sine.x, y.w * cosine.y + y.y * sine.y};
+    }
+    *reinterpret_cast<uint32_t*>(target + column) = pack2(y.x, y.y);
+    *reinterpret_cast<uint32_t*>(target + column + kHalf) = pack2(y.z, y.w);
+  }
+};
+
+}  // namespace flashrt
+
+#define FLASHRT_QKV(name, Shape, blocks)                                                           \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const float* scale, const float* shift,                         \
+           const flashrt::bf16* weight, const float* rope, flashrt::bf16* q, flashrt::bf16* k,     \
+           flashrt::bf16* v, int tokens, int heads, int x_stride, int rope_stride, int q_stride,   \
+           int kv_stride, float eps) {                                                             \
+    flashrt::skinny_product<flashrt::Shape>({x, weight, scale, shift, eps, tokens, x_stride},      \
+                                            flashrt::QkvRope<flashrt::Shape>{                      \
+                                                q, k, v, rope, heads, q_stride, kv_stride,         \
+                                                rope_stride, {}, {}});                             \
+  }
+
+namespace flashrt {
+
+// Named for the most tokens they take.
+using Qkv14Cluster = SkinnyShape<1, 10, 1, 1, 8, 4, 1, From::kRegisters, From::kRegisters, 0, true>;
+static_assert(Qkv14Cluster::kSharedBytes == 51552, "as the launcher has it");
+using Qkv30Cluster = SkinnyShape<2, 10, 1, 1, 8, 4, 1, From::kRegisters, From::kRegisters, 0, true>;
+static_assert(Qkv30Cluster::kSharedBytes == 103520, "as the launcher has it");
+using Qkv14 = SkinnyShape<1, 2, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+static_assert(Qkv14::kSharedBytes == 14880, "as the launcher has it");
+using Qkv62 = SkinnyShape<4, 2, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+static_assert(Qkv62::kSharedBytes == 57376, "as the launcher has it");
+
+}  // namespace flashrt
+
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_14_bf16, Qkv14, 2)
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_62_bf16, Qkv62, 1)
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_cluster, Qkv14Cluster, 2)
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_30_bf16_cluster, Qkv30Cluster, 1)
+#endif

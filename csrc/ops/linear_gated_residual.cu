@@ -1,0 +1,94 @@
+// linear_gated_residual: y += gate * (x W^T), in place
+// x [A, K], W [N, K], y [A, N] bf16, rows *_stride elements apart (W packed); gate [N] float32
+// float32 throughout, one rounding into y
+// needs K = 2048 or 4096, N a multiple of the rows of a block, 16-byte aligned rows; no workspace
+// bound: memory, 2 K N bytes
+#include "../common/skinny_product.cuh"
+
+namespace flashrt {
+
+template <class S>
+struct GatedResidual {
+  static constexpr bool kNeighbours = true;  // the four rows of an item
+  static constexpr bool kFetches = true;
+
+  bf16* y;
+  const float* gate;
+  int y_stride;
+  float4 gates;
+  uint2 before;
+
+  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
+  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
+
+  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
+    return tile * S::kRows + column * 8 + row;
+  }
+
+  __device__ __forceinline__ bf16* target(int tile, int token, int item) const {
+    return y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4;
+  }
+
+  __device__ __forceinline__ void prepare(int tile, int item) {
+    gates = *reinterpret_cast<const float4*>(gate + tile * S::kRows + item * 4);
+  }
+
+  __device__ __forceinline__ void fetch(int tile, int token, int item, int tokens) {
+    if (token < tokens) before = load_fresh2(target(tile, token, item));
+  }
+
+  __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
+    const float2 low = unpack2(before.x), high = unpack2(before.y);
+    const uint2 after = {pack2(low.x + gates.x * v.x, low.y + gates.y * v.y),
+                         pack2(high.x + gates.z * v.z, high.y + gates.w * v.w)};
+    *reinterpret_cast<uint2*>(target(tile, token, item)) = after;
+  }
+};
+
+}  // namespace flashrt
+
+#define FLASHRT_RESIDUAL(name, Shape, blocks)                                                      \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const flashrt::bf16* weight, const float* gate,                 \
+           flashrt::bf16* y, int tokens, int x_stride, int y_stride) {                             \
+    flashrt::skinny_product<flashrt::Shape>(                                                       \
+        {x, weight, nullptr, nullptr, 0.0f, tokens, x_stride},                                     \
+        flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
+  }
+
+namespace flashrt {
+
+// Named for the most tokens they take.
+using Out16Cluster = SkinnyShape<1, 4, 4, 1, 4, 4, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Out16Cluster::kSharedBytes == 12336, "as the launcher has it");
+using Out32Cluster = SkinnyShape<2, 2, 4, 1, 8, 2, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Out32Cluster::kSharedBytes == 26656, "as the launcher has it");
+using Out64Cluster = SkinnyShape<4, 2, 4, 1, 8, 2, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Out64Cluster::kSharedBytes == 53280, "as the launcher has it");
+using Down16Cluster = SkinnyShape<1, 4, 4, 1, 8, 4, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Down16Cluster::kSharedBytes == 22576, "as the launcher has it");
+using Down32Cluster = SkinnyShape<2, 4, 4, 1, 8, 4, 1, From::kBulk, From::kRegisters, 4, false>;
+static_assert(Down32Cluster::kSharedBytes == 71728, "as the launcher has it");
+using Down64Cluster = SkinnyShape<4, 4, 4, 1, 8, 4, 1, From::kBulk, From::kRegisters, 4, false>;
+static_assert(Down64Cluster::kSharedBytes == 90160, "as the launcher has it");
+using Out16 = SkinnyShape<1, 1, 8, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Out16::kSharedBytes == 4128, "as the launcher has it");
+using Out64 = SkinnyShape<4, 1, 8, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Out64::kSharedBytes == 16416, "as the launcher has it");
+using Down16 = SkinnyShape<1, 1, 16, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, false>;
+static_assert(Down16::kSharedBytes == 4128, "as the launcher has it");
+
+}  // namespace flashrt
+
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_bf16, Out16, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16, Out64, 1)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_bf16, Down16, 1)
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_bf16_cluster, Out16Cluster, 4)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_32_bf16_cluster, Out32Cluster, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16_cluster, Out64Cluster, 1)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_bf16_cluster, Down16Cluster, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_32_bf16_cluster, Down32Cluster, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_bf16_cluster, Down64Cluster, 1)
+#endif

@@ -1,0 +1,57 @@
+"""Launch plans of products of few rows with a weight that is read once (skinny_product.cuh)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .launch import Launcher
+
+#: Generations with thread block clusters and more than 200 KiB of shared memory a block.
+LARGE_CLUSTERS = (9, 10, 11)
+
+
+@dataclass(frozen=True)
+class SkinnyPlan:
+    """One built kernel.
+
+    Attributes:
+        kernel: its entry.
+        depth: K, the width of a weight row.
+        tokens: most rows of x.
+        rows: weight rows that a cluster makes; the weight has a multiple of them.
+        shared_bytes: dynamic shared memory; the source asserts the same number.
+        threads: of a block.
+        cluster: blocks that split K between them; 1 runs on every architecture.
+    """
+
+    kernel: str
+    depth: int
+    tokens: int
+    rows: int
+    shared_bytes: int
+    threads: int = 256
+    cluster: int = 1
+
+    def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
+        """Whether the kernel can make this product on this GPU."""
+        able = launcher.architecture // 10 in LARGE_CLUSTERS or "_cluster" not in self.kernel
+        return able and depth == self.depth and tokens <= self.tokens and rows % self.rows == 0
+
+    def launch(self, launcher: Launcher, rows: int, args: Sequence[object]) -> None:
+        """One cluster for each ``self.rows`` of the weight's ``rows``."""
+        launcher.launch(
+            self.kernel,
+            rows // self.rows * self.cluster,
+            self.threads,
+            args,
+            shared_bytes=self.shared_bytes,
+            cluster=self.cluster if self.cluster > 1 else None,
+        )
+
+
+def choose_plan(
+    plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
+) -> SkinnyPlan | None:
+    """The first plan that fits; None where the product needs another way."""
+    return next((plan for plan in plans if plan.fits(launcher, tokens, rows, depth)), None)
