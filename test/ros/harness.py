@@ -124,11 +124,21 @@ class PolicyProcess:
             ) from None
 
     def resources(self) -> tuple[float, int, int]:
-        """Resident memory in MB, threads, open file descriptors."""
-        base = Path(f"/proc/{self.process.pid}")
-        pages = int((base / "statm").read_text().split()[1])
-        rss = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-        return rss, len(list((base / "task").iterdir())), len(list((base / "fd").iterdir()))
+        """Memory, threads and descriptors of the node; see :func:`resources`."""
+        return resources(self.process.pid)
+
+
+def resources(pid: int | str = "self") -> tuple[float, int, int]:
+    """Resident anonymous and shared memory in MB, threads, open file descriptors of a process.
+
+    Pages of files (libraries) are left out: the kernel takes them back and reads them again as it
+    likes, tens of MB at a time, without any doing of the process.
+    """
+    base = Path(f"/proc/{pid}")
+    lines = (base / "status").read_text().splitlines()
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
+    resident = (int(sizes["RssAnon"]) + int(sizes["RssShmem"])) * 1024 / 1e6
+    return resident, len(list((base / "task").iterdir())), len(list((base / "fd").iterdir()))
 
 
 class Robot:

@@ -12,7 +12,7 @@ pytest.importorskip("rclpy")
 
 from flashrt_ros.srv import DropCapsule, ForkSession, RestoreCapsule, SaveCapsule, SetPrompt
 
-from .harness import Robot, wait_until
+from .harness import Robot, resources, wait_until
 
 pytestmark = [pytest.mark.ros, pytest.mark.slow]
 WARM_UP, DECISIONS = 250, 1000
@@ -56,10 +56,6 @@ def test_a_node_that_decides_a_thousand_times(start: Callable[..., Robot]) -> No
 
 def test_a_session_that_decides_a_thousand_times() -> None:
     """The same without ROS, so that a leak of the engine is told from one of the node."""
-    import os
-    import threading
-    from pathlib import Path
-
     from flashrt_core.load import LoadOptions, load
     from flashrt_core.policies.base import Observation
 
@@ -73,11 +69,6 @@ def test_a_session_that_decides_a_thousand_times() -> None:
     observation = Observation(
         {"base_0_rgb": rng.integers(0, 256, (24, 32, 3), np.uint8)}, np.zeros(3, np.float32)
     )
-
-    def resources() -> tuple[float, int, int]:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        descriptors = len(list(Path("/proc/self/fd").iterdir()))
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, threading.active_count(), descriptors
 
     for k in range(WARM_UP + DECISIONS):
         if k == WARM_UP:
