@@ -20,10 +20,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import WeightsError
+from .files import LFS_POINTER, LFS_REMEDY
 from .tensors import TensorSpec
 
 #: Called with what is being done, bytes done and bytes in all.
@@ -45,6 +47,8 @@ _FORMATS = {
     "F8_E5M2": torch.float8_e5m2,
 }
 _USABLE = ("F32", "BF16", "F16")
+_CONVERT = "convert to F32, BF16 or F16"
+_MOST = 1 << 63  # numbers of a header are below it
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own limit
 _CHUNK = 64 << 20  # bytes that one digest covers; part of the digest scheme
 _READ = 4 << 20
@@ -227,14 +231,25 @@ def _read_header(path: Path, file: Any, size: int) -> tuple[bytes, dict[str, Ent
             remedy="the file is damaged or incomplete: copy it again",
         )
 
-    length = int.from_bytes(file.read(8), "little") if size >= 8 else _HEADER_LIMIT + 1
+    start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise WeightsError(
+            f"checkpoint {str(path)!r}",
+            expected="a safetensors file",
+            got="a git-lfs pointer to it",
+            remedy=LFS_REMEDY,
+        )
+    file.seek(8)
+    length = int.from_bytes(start[:8], "little") if size >= 8 else _HEADER_LIMIT + 1
     if length > min(_HEADER_LIMIT, size - 8):
         raise broken("a safetensors file", f"{size} bytes that do not start with its header")
     raw = file.read(length)
     try:
         table = json.loads(raw)
         items = [(name, value) for name, value in table.items() if name != "__metadata__"]
-        entries = {name: _entry(value, 8 + length) for name, value in items}
+        entries = {name: _entry(path, name, value, 8 + length) for name, value in items}
+    except RecursionError as error:
+        raise broken("a safetensors header", "JSON nested too deeply") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise broken("a safetensors header", f"{type(error).__name__}: {error}") from error
     at = 8 + length
@@ -248,14 +263,27 @@ def _read_header(path: Path, file: Any, size: int) -> tuple[bytes, dict[str, Ent
     return raw, entries
 
 
-def _entry(value: Any, base: int) -> Entry:
-    first, last = (int(number) for number in value["data_offsets"])
-    shape = tuple(int(number) for number in value["shape"])
+def _entry(path: Path, name: str, value: Any, base: int) -> Entry:
+    first, last = (_number(name, "data_offsets", number) for number in value["data_offsets"])
+    shape = tuple(_number(name, "shape", number) for number in value["shape"])
+    if last < first or prod(size or 1 for size in shape) >= _MOST:
+        raise ValueError(f"offsets {first}..{last} of shape {shape} of tensor {name!r}")
+    if not isinstance(value["dtype"], str):
+        raise ValueError(f"dtype {value['dtype']!r} of tensor {name!r}")
     if value["dtype"] not in _FORMATS:
-        raise ValueError(f"unknown format {value['dtype']!r}")
-    if first < 0 or last < first or min(shape, default=1) < 0:
-        raise ValueError(f"offsets {first}..{last} of shape {shape}")
+        raise WeightsError(
+            f"tensor {name!r} of {str(path)!r}",
+            expected=f"a format of {', '.join(_USABLE)}",
+            got=value["dtype"],
+            remedy=_CONVERT,
+        )
     return Entry(shape, value["dtype"], base + first, last - first)
+
+
+def _number(name: str, key: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"{value!r} in {key} of tensor {name!r}")
+    return value
 
 
 def _match(file: SafetensorsFile, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
@@ -295,9 +323,20 @@ def _match(file: SafetensorsFile, specs: Mapping[str, TensorSpec]) -> dict[str, 
             f"checkpoint {str(file.path)!r}",
             expected=f"the {len(specs)} tensors of this policy and preset",
             got=f"{len(names)} tensors; " + "; ".join(troubles),
-            remedy="choose the policy and preset that this checkpoint was made for",
+            remedy=_CONVERT
+            if formats and not (missing or shapes)
+            else "choose the policy and preset that this checkpoint was made for",
         )
     return found
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All tensors of a small file in float64, whatever float or integer format they are stored in.
+
+    WeightsError when the file cannot be read.
+    """
+    file = SafetensorsFile(path)
+    return {name: file.read(name).to(torch.float64).numpy() for name in file.entries}
 
 
 def _summary(names: list[str], kind: str) -> str:
@@ -312,6 +351,16 @@ def file_of(path: Path) -> Path:
 
     WeightsError when there is none.
     """
+    try:
+        return _file_of(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WeightsError(
+            f"checkpoint {str(path)!r}", expected=f"a folder with {FILE_NAME}", got=reason
+        ) from error
+
+
+def _file_of(path: Path) -> Path:
     if path.is_file():
         return path
     file = path / FILE_NAME

@@ -44,7 +44,7 @@ def inspect(
     preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = LoadOptions.preset,
     checkpoint: Annotated[
         str, typer.Option(help="random:<seed> or a path; its digest is in the fingerprint.")
-    ] = LoadOptions.checkpoint,
+    ] = str(LoadOptions.checkpoint),
     numerics: Annotated[
         str, typer.Option(help="Profile, and switches behind it; empty: the checkpoint's.")
     ] = "",

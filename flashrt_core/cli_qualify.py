@@ -47,7 +47,7 @@ Threads = Annotated[int, _option("torch threads; 0: its own choice.", 0)]
 
 def qualify_command(
     policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
-    checkpoint: Checkpoint = LoadOptions.checkpoint,
+    checkpoint: Checkpoint = str(LoadOptions.checkpoint),
     preset: Preset = "",
     device: Annotated[str, _option("cpu or cuda.")] = LoadOptions.device,
     precision: Annotated[str, _option("Precision plan.")] = LoadOptions.precision,

@@ -13,7 +13,8 @@ from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
 from .engine import Engine, Plan
-from .errors import DeviceError, OptionError
+from .errors import DeviceError, OptionError, WeightsError
+from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
 from .policies import find_policy
 from .policies.base import Deployment, Policy, ProcessorOptions, Qualifier
@@ -28,7 +29,8 @@ class LoadOptions:
     Attributes:
         policy: name in the registry.
         preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
-        checkpoint: ``random:<seed>``, or a checkpoint folder (or its weights file alone).
+        checkpoint: ``random:<seed>``, or a checkpoint folder (or its weights file alone). In every
+            path ``~`` stands for the home folder.
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
         precision: precision plan, ``fp32`` or ``bf16``.
         views: cameras in use, a subset of the policy's slots.
@@ -53,14 +55,14 @@ class LoadOptions:
 
     policy: str = "pi05"
     preset: str = "tiny"
-    checkpoint: str = "random:0"
+    checkpoint: str | Path = "random:0"
     device: str = "cpu"
     precision: str = "fp32"
     views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
     state_dim: int = 7
     action_dim: int = 7
-    norm_stats: Path | None = None
-    tokenizer: Path | None = None
+    norm_stats: str | Path | None = None
+    tokenizer: str | Path | None = None
     delta_actions: tuple[bool, ...] | None = None
     numerics: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class _Choice:
     views: tuple[str, ...]
     shapes: tuple[ShapeKey, ...]
     contract: Contract
+    norm_stats: Path | None
 
 
 MAIN = "main"
@@ -135,8 +138,8 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
             choice.views,
             options.state_dim,
             options.action_dim,
-            options.norm_stats,
-            options.tokenizer,
+            choice.norm_stats,
+            _path("tokenizer", options.tokenizer),
             choice.deployment,
             options.delta_actions,
         ),
@@ -215,7 +218,8 @@ def _choose(options: LoadOptions) -> _Choice:
         )
     # The order of the slots is part of the model; the order of the option is not.
     views = tuple(slot for slot in policy.slots if slot in options.views)
-    deployment = policy.deployment(checkpoint_path(options.checkpoint), options.norm_stats)
+    norm_stats = _path("norm_stats", options.norm_stats)
+    deployment = _deployment(policy, options.checkpoint, norm_stats)
     given = {
         name: value
         for name in ("horizon", "steps", "prompt_buckets")
@@ -233,4 +237,24 @@ def _choose(options: LoadOptions) -> _Choice:
         views,
         shapes,
         policy.contract(config, shapes, views, options.precision),
+        norm_stats,
     )
+
+
+def _path(name: str, value: str | Path | None) -> Path | None:
+    return None if value is None else local_path(f"option {name!r}", value, OptionError)
+
+
+def _deployment(policy: Policy, uri: str | Path, norm_stats: Path | None) -> Deployment:
+    path = checkpoint_path(uri)
+    try:
+        return policy.deployment(path, norm_stats)
+    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        # Files that others wrote: what a policy did not foresee in them is no defect of its user's
+        # program, and must be one line as well.
+        raise WeightsError(
+            f"checkpoint {str(path)!r}",
+            expected="readable JSON and statistics beside the weights",
+            got=f"{type(error).__name__}: {error}",
+            remedy="copy the folder again",
+        ) from error

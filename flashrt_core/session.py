@@ -93,9 +93,11 @@ class Session:
     def set_prompt(self, text: str) -> None:
         """Use ``text`` from the next observation on; retained context is stale from now on.
 
-        InputError when it is empty, shows nothing, holds control characters other than newline and
-        tab, or is too long for the captured buckets; the old prompt stays.
+        InputError when it is no text, is empty, shows nothing, holds control characters other than
+        newline and tab, or is too long for the captured buckets; the old prompt stays.
         """
+        if not isinstance(text, str):
+            raise InputError("prompt", expected="text", got=f"{text!r} ({type(text).__name__})")
         check_text("prompt", text, error=InputError, controls="\n\t", example="an instruction")
         self.processor.check_prompt(text)
         if text != self._host.prompt:

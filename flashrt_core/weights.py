@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoint import CheckpointWeights, Progress, file_of
+from .checkpoint import FILE_NAME, CheckpointWeights, Progress, file_of
 from .errors import OptionError, WeightsError
+from .files import local_path
 from .tensors import TensorSource, TensorSpec
 
 __all__ = ["RandomWeights", "TensorSource", "TensorSpec", "checkpoint_path", "open_weights"]
@@ -75,7 +76,7 @@ class RandomWeights:
 
 
 def open_weights(
-    uri: str, tensors: Mapping[str, TensorSpec], progress: Progress | None = None
+    uri: str | Path, tensors: Mapping[str, TensorSpec], progress: Progress | None = None
 ) -> TensorSource:
     """Opens a checkpoint.
 
@@ -91,14 +92,23 @@ def open_weights(
     path = checkpoint_path(uri)
     if path is not None:
         return CheckpointWeights(file_of(path), tensors, progress)
-    seed = uri.partition(":")[2]
+    seed = str(uri).partition(":")[2]
     if not (seed.isascii() and seed.isdigit()):
         raise OptionError(
-            "option 'checkpoint'", expected="random:<whole number> or a path", got=repr(uri)
+            "option 'checkpoint'", expected="random:<whole number> or a path", got=repr(str(uri))
         )
     return RandomWeights(int(seed), tensors)
 
 
-def checkpoint_path(uri: str) -> Path | None:
-    """The path that ``uri`` means; None for a random stand-in."""
-    return None if uri.startswith("random:") else Path(uri).expanduser()
+def checkpoint_path(uri: str | Path) -> Path | None:
+    """The path that ``uri`` means; None for a random stand-in.
+
+    WeightsError where no file can have that path.
+    """
+    if isinstance(uri, str) and uri.startswith("random:"):
+        return None
+    if uri == "":
+        raise WeightsError(
+            "checkpoint ''", expected=f"a folder with {FILE_NAME}, or random:<seed>", got="no path"
+        )
+    return local_path("checkpoint", uri, WeightsError)

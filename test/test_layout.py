@@ -38,7 +38,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.freshness",
     ),
     ("flashrt_core.kernels",),
-    ("flashrt_core.contract", "flashrt_core.text"),
+    ("flashrt_core.contract", "flashrt_core.files", "flashrt_core.text"),
     ("flashrt_core.specs",),
     ("flashrt_core.errors",),
 )

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from flashrt_core import checkpoint
-from flashrt_core.checkpoint import CheckpointWeights, SafetensorsFile
+from flashrt_core.checkpoint import CheckpointWeights, SafetensorsFile, read_arrays
 from flashrt_core.errors import OptionError, WeightsError
 from flashrt_core.tensors import TensorSpec
 from flashrt_core.weights import open_weights
@@ -120,6 +121,63 @@ def test_other_layouts_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(WeightsError, match="in several files"):
         open_weights(str(tmp_path), SPECS)
+
+
+def written(path: Path, header: str) -> Path:
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ('{"x":{"dtype":"F32","shape":[Infinity],"data_offsets":[0,4]}}', "inf in shape of tensor"),
+        ('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,-Infinity]}}', "-inf in data_offsets"),
+        ('{"x":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', "nan in shape of tensor 'x'"),
+        ('{"x":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', "True in shape"),
+        ('{"x":{"dtype":"F32","shape":[0,1%s],"data_offsets":[0,0]}}' % ("0" * 30), "in shape of"),
+        ('{"x":{"dtype":"F32","shape":[0,1%s],"data_offsets":[0,0]}}' % ("0" * 9999), "header"),
+        (
+            f'{{"x":{{"dtype":"F32","shape":[0,{1 << 62},2],"data_offsets":[0,0]}}}}',
+            "of tensor 'x'",
+        ),
+        ('{"x":{"dtype":["F32"],"shape":[],"data_offsets":[0,0]}}', "dtype .'F32'. of tensor 'x'"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "safetensors header"),
+    ],
+)
+def test_headers_of_nonsense(tmp_path: Path, header: str, said: str) -> None:
+    with pytest.raises(WeightsError, match=said) as caught:
+        SafetensorsFile(written(tmp_path / "x", header))
+    assert "copy it again" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_formats_to_convert(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    for wrong, name in ((torch.float64, "F64"), (torch.int8, "I8"), (torch.float8_e5m2, "F8_E5M2")):
+        save_file(TENSORS | {"a": TENSORS["a"].to(wrong)}, path)
+        with pytest.raises(WeightsError, match=f"a {name}; convert to F32, BF16 or F16"):
+            open_weights(str(path), SPECS)
+    header = '{"x":{"dtype":"F4","shape":[0],"data_offsets":[0,0]}}'
+    with pytest.raises(WeightsError, match="tensor 'x' of .* got F4; convert to F32, BF16 or F16"):
+        SafetensorsFile(written(path, header))
+
+
+def test_git_lfs_pointer(tmp_path: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+    (tmp_path / "model.safetensors").write_text(text)
+    with pytest.raises(WeightsError, match="got a git-lfs pointer to it; run git lfs pull"):
+        open_weights(tmp_path, SPECS)
+
+
+def test_arrays_of_any_format(tmp_path: Path) -> None:
+    kinds = (torch.bfloat16, torch.float8_e4m3fn, torch.float16, torch.float64, torch.int64)
+    path = tmp_path / "stats.safetensors"
+    save_file({str(kind): torch.tensor([1.5, -2.0]).to(kind) for kind in kinds}, path)
+    found = read_arrays(path)
+    assert {values.dtype for values in found.values()} == {np.dtype(np.float64)}
+    for kind in kinds:
+        assert found[str(kind)].tolist() == [1.5 if kind.is_floating_point else 1.0, -2.0]
 
 
 _LOAD = """

@@ -7,7 +7,6 @@ clipped in either.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import OptionError
+from ...errors import OptionError, shorten
+from ...files import read_json
 
 Array = np.ndarray[Any, Any]
 Mode = Literal["range", "mean_std"]
 _ADDED_EPS = 1e-6
+_LARGEST = 1e30  # no robot's unit comes near it, and float32 still holds what is made of it
 
 #: Names that the two statistics of a mode have in a file.
 FIELDS: Mapping[str, tuple[str, str]] = {
@@ -106,28 +107,16 @@ def read_norm_stats(path: Path, part: str, *, guarded: bool = False) -> Statisti
         guarded: use them with LeRobot's arithmetic.
 
     Raises:
-        OptionError: the file is missing, or is not of that layout.
+        OptionError: the file is missing, is not of that layout, or holds numbers that are no
+            statistics.
     """
     where = f"norm_stats {str(path)!r}"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(where, expected="a readable file", got=error.strerror) from error
-    except ValueError as error:  # malformed JSON or text
-        raise OptionError(where, expected="JSON", got=str(error)) from error
-    found = {}
-    for name in FIELDS["quantiles"]:
-        try:
-            values = np.asarray(content["norm_stats"][part][name], dtype=np.float64)
-        except (KeyError, TypeError, ValueError) as error:
-            raise OptionError(
-                where, expected=f"a list of numbers at norm_stats.{part}.{name}", got=content
-            ) from error
-        found[name] = values
-    dims = max(values.size for values in found.values())
-    for name, values in found.items():
-        _check(f"{where}, {part}.{name}", values, dims)
-    return Statistics("range", found["q01"], found["q99"], guarded, source=where)
+    content = read_json(path, where, OptionError)
+    first, second = FIELDS["quantiles"]
+    low, high = (_numbers(where, content, part, name) for name in (first, second))
+    found = Statistics("range", low, high, guarded, source=where)
+    _check(found, f"{where}, {part}.{first}", f"{where}, {part}.{second}")
+    return found
 
 
 def from_arrays(
@@ -142,25 +131,94 @@ def from_arrays(
         guarded, eps: see :class:`Statistics`.
 
     Raises:
-        OptionError: an array is missing, not finite, or of another size than its partner.
+        OptionError: an array is missing, not finite, of another size than its partner, or no
+            statistics; or ``eps`` is none.
     """
     first, second = FIELDS[mode]
     missing = [name for name in (first, second) if name not in arrays]
     if missing:
         raise OptionError(where, expected=f"{first} and {second}", got=f"no {missing[0]}")
-    low = np.asarray(arrays[first], np.float64)
-    high = np.asarray(arrays[second], np.float64)
-    dims = max(low.size, high.size)
-    _check(f"{where}, {first}", low, dims)
-    _check(f"{where}, {second}", high, dims)
+    if not 0 <= eps < _LARGEST:
+        raise OptionError(f"{where}, eps", expected="a finite number, 0 or more", got=eps)
+    found = []
+    for name in (first, second):
+        values = np.asarray(arrays[name])
+        if values.dtype.kind not in "fiu":
+            raise OptionError(f"{where}, {name}", expected="numbers", got=str(values.dtype))
+        found.append(values.astype(np.float64))
     kind: Mode = "mean_std" if mode == "mean_std" else "range"
-    return Statistics(kind, low, high, guarded, eps, where)
+    statistics = Statistics(kind, found[0], found[1], guarded, eps, where)
+    _check(statistics, f"{where}, {first}", f"{where}, {second}")
+    return statistics
 
 
-def _check(where: str, values: Array, dims: int) -> None:
-    if values.shape != (dims,) or not np.isfinite(values).all():
+def _numbers(where: str, content: Any, part: str, name: str) -> Array:
+    """The list at norm_stats.<part>.<name>; a message names the key where the layout ends."""
+    value, at = content, ""
+    got = None
+    for key in ("norm_stats", part, name):
+        if not isinstance(value, dict):
+            got = f"{_kind(value)} at {at or 'the top'}"
+            break
+        if key not in value:
+            got = f"no {key!r} {f'in {at}' if at else 'at the top'}, only {shorten(list(value))}"
+            break
+        value, at = value[key], f"{at}.{key}".lstrip(".")
+    if got is None and not (isinstance(value, list) and value):
+        got = "an empty list" if isinstance(value, list) else _kind(value)
+    if got is not None:
         raise OptionError(
             where,
-            expected=f"{dims} finite numbers",
-            got=list(values.shape) if values.shape != (dims,) else "NaN or infinity",
+            expected=f"a list of numbers at norm_stats.{part}.{name}",
+            got=got,
+            remedy="use a norm_stats.json with quantiles, as openpi's compute_norm_stats.py writes",
+        )
+    return np.array([_number(f"{where}, {part}.{name}[{k}]", item) for k, item in enumerate(value)])
+
+
+def _number(where: str, value: Any) -> float:
+    if type(value) not in (int, float):
+        raise OptionError(where, expected="a finite number", got=f"{value!r}, {_kind(value)}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise OptionError(
+            where, expected="a finite number", got=f"one of {value.bit_length()} bits"
+        ) from error
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls a value."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _check(found: Statistics, first: str, second: str) -> None:
+    """Refuse numbers that no data can have; ``first`` and ``second`` name the two, for messages."""
+    dims = max(found.first.size, found.second.size)
+    for where, values in ((first, found.first), (second, found.second)):
+        if values.shape != (dims,):
+            raise OptionError(where, expected=f"{dims} finite numbers", got=list(values.shape))
+        bad = np.flatnonzero(~(np.abs(values) < _LARGEST))
+        if bad.size:
+            raise OptionError(
+                f"{where}[{bad[0]}]",
+                expected=f"a finite number below {_LARGEST:g}",
+                got=values[bad[0]],
+            )
+    deviations = found.mode == "mean_std"
+    low = np.zeros(dims) if deviations else found.first
+    kind = np.float32 if found.guarded else np.float64
+    # A span of 0 is a joint that never moved: fine where the arithmetic adds something to it.
+    divided = bool(found.guarded and np.float32(found.eps) == 0)
+    span = found.second.astype(kind) - low.astype(kind)
+    bad = np.flatnonzero((span < 0) | (divided & (span == 0)))
+    if bad.size:
+        k = bad[0]
+        partner = "" if deviations else f", which is {first.rpartition(' ')[2]}[{k}]"
+        raise OptionError(
+            f"{second}[{k}]",
+            expected=f"a number {'above' if divided else 'not below'} {low[k]:g}{partner}",
+            got=f"{found.second[k]:g}",
+            remedy="compute the statistics again",
         )

@@ -35,8 +35,8 @@ class Numerics:
             "padded" with zeros to the network's width before they are discretised.
         normalisation: "added": 1e-6 on every denominator, float64; "guarded": an epsilon only where
             the denominator is 0 (mean/std: 1e-8, forward only), float32.
-        overlong_prompt: more tokens than the network was trained with: "refuse", or "truncate" at
-            the last captured bucket with a warning.
+        overlong_prompt: more tokens than the network was trained with: "refuse", or "truncate"
+            there with a warning.
     """
 
     rope_frequencies: Rounding = "exact"

@@ -93,16 +93,18 @@ class Pi05Processor:
                 expected=f"at most {config.vocab} pieces, rows of the embedding table",
                 got=tokenizer.vocab,
             )
-        numerics, limit = config.numerics, config.max_prompt_tokens
+        numerics = config.numerics
+        truncate = numerics.overlong_prompt == "truncate"
         self._padding = 0
         if numerics.state_text == "padded":
             self._padding = max(0, config.action_dim - self.state_dim)
         self._prompts = PromptEncoder(
             tokenizer,
             self.state_dim + self._padding if config.state_in_prompt else None,
-            limit,
-            # Cut anywhere else, a prompt would be one that the official code never makes.
-            truncate=numerics.overlong_prompt == "truncate" and limit >= config.trained_tokens,
+            config.max_prompt_tokens,
+            truncate=truncate,
+            # Random weights were not trained with any length.
+            trained=config.trained_tokens if truncate or details.trained else None,
         )
         try:
             self._prompts.check("a")

@@ -39,17 +39,27 @@ class PromptEncoder:
     Args:
         tokenizer: text to ids.
         state_dim: numbers of the state in the text; None for the format without state.
-        limit: most tokens that fit.
-        truncate: cut a longer prompt at the limit, with one warning a text, as the official code
-            does; else refuse it. What is cut first is the request for an action, then the state.
+        limit: most tokens that fit, those of the largest captured bucket.
+        truncate: cut a prompt of more tokens than the training had there, with one warning a text,
+            as the official code does; else refuse it. What is cut first is the request for an
+            action, then the state.
+        trained: longest prompt of the training; None where that is the limit. A cut is here or
+            nowhere: where the limit is lower, a prompt that exceeds it is refused.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, state_dim: int | None, limit: int, *, truncate: bool = False
+        self,
+        tokenizer: Tokenizer,
+        state_dim: int | None,
+        limit: int,
+        *,
+        truncate: bool = False,
+        trained: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._state_dim = state_dim
         self._limit = limit
+        self._trained = limit if trained is None else trained
         self._truncate = truncate
         self._warned = ""
 
@@ -61,36 +71,43 @@ class PromptEncoder:
             bins: the discretised state; None in the format without state.
 
         Raises:
-            InputError: the instruction is empty, or text and state need more than the limit and
-                truncation is off.
+            InputError: the instruction is empty, or text and state need more than fits.
         """
         ids = self._ids(text, bins)
-        if len(ids) <= self._limit:
+        self._check_length(len(ids))
+        if len(ids) <= self._trained:
             return ids
-        if not self._truncate:
-            raise InputError("prompt", expected=f"at most {self._limit} tokens", got=len(ids))
         if text != self._warned:
             self._warned = text
             _LOG.warning(
-                "prompt of %d tokens cut to %d, as the checkpoint's own code does: %.60r",
+                "prompt of %d tokens cut to %d, the longest of the training, as the official code "
+                "does; the network does not see its end (%s): %.60r",
                 len(ids),
-                self._limit,
+                self._trained,
+                "the last of the instruction"
+                if bins is None
+                else "the request for an action, before it the state",
                 text,
             )
-        return ids[: self._limit]
+        return ids[: self._trained]
 
     def check(self, text: str) -> None:
         """InputError when ``text`` is empty, or too long with the longest text a state can have."""
         bins = None if self._state_dim is None else self._longest_state
         ids = self._ids(text, bins)
-        if len(ids) <= self._limit or self._truncate:
-            return
         room = "" if bins is None else f" with up to {self._state_tokens} for the robot's state"
+        self._check_length(len(ids), room)
+
+    def _check_length(self, count: int, room: str = "") -> None:
+        """InputError where a prompt of ``count`` tokens, cut or not, does not fit."""
+        most = min(self._limit, self._trained)
+        if count <= most or (self._truncate and self._trained <= self._limit):
+            return
+        remedy = "shorten the text"
+        if self._limit <= self._trained:
+            remedy += " or configure a larger prompt bucket (prompt_buckets)"
         raise InputError(
-            "prompt",
-            expected=f"at most {self._limit} tokens{room}",
-            got=f"{len(ids)}",
-            remedy="shorten the text or configure a larger prompt bucket",
+            "prompt", expected=f"at most {most} tokens{room}", got=count, remedy=remedy
         )
 
     def _ids(self, text: str, bins: list[int] | None) -> list[int]:

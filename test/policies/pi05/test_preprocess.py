@@ -12,6 +12,7 @@ import pytest
 from flashrt_core.errors import InputError, OptionError
 from flashrt_core.policies.base import Observation, ProcessorOptions
 from flashrt_core.policies.pi05 import POLICY
+from flashrt_core.policies.pi05.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05.preprocess import Pi05Processor, resize_with_pad
 from flashrt_core.policies.pi05.tokenizer import Tokenizer
 
@@ -135,6 +136,10 @@ def stats(dims: int = 8) -> dict[str, Any]:
     return {"norm_stats": {"state": dict(part), "actions": dict(part)}}
 
 
+def quantiles(low: Any, high: Any) -> dict[str, Any]:
+    return {"norm_stats": {"state": {"q01": low, "q99": high}}}
+
+
 def test_state_is_normalised_with_the_quantiles(tmp_path: Path) -> None:
     content = stats()
     content["norm_stats"]["state"] |= {"q01": [-2.0, 0.0, 1.0], "q99": [2.0, 10.0, 1.5]}
@@ -240,6 +245,30 @@ def test_prompt_checks() -> None:
         subject.check_prompt("cup " * 200)
 
 
+def test_a_cut_is_at_the_trained_length_or_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    def length(text: str, **changes: Any) -> int:
+        config = POLICY.config("tiny", numerics="openpi", **changes)
+        subject = processor(config)
+        subject.check_prompt(text)
+        return subject.prompt_tokens(subject.encode(observation(), text))
+
+    long = "cup " * 300
+    # 200 is openpi's length, 100 what a LeRobot folder may say; buckets reach farther or end there.
+    for trained, buckets in ((200, (64, 256)), (200, (200,)), (100, (64, 256)), (100, (100,))):
+        caplog.clear()
+        assert length(long, trained_tokens=trained, prompt_buckets=buckets) == trained
+        assert f"cut to {trained}, the longest of the training" in caplog.text
+    caplog.clear()
+    for trained in (129, 200):  # within the trained length or not: 128 tokens is the largest bucket
+        for text in ("cup " * 145, long):
+            with pytest.raises(InputError, match=r"at most 128 tokens.*\(prompt_buckets\)"):
+                length(text, trained_tokens=trained, prompt_buckets=(64, 128))
+    refusing = {"trained_tokens": 100, "prompt_buckets": (64, 256)}
+    with pytest.raises(InputError, match=r"at most 256 tokens"):  # random weights: not trained
+        processor(POLICY.config("tiny", **refusing)).check_prompt(long)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -269,17 +298,32 @@ def test_a_tokenizer_larger_than_the_table() -> None:
     [
         ("{", "expected JSON"),
         ("[]", "a list of numbers at norm_stats.state.q01"),
-        ({"norm_stats": {"state": {"q01": [0] * 8}}}, "at norm_stats.state.q99, got {"),
+        (
+            {"norm_stats": {"state": {"q01": [0] * 8}}},
+            r"at norm_stats.state.q99, got no 'q99' in norm_stats.state, only \['q01'\]; use a",
+        ),
         ({"norm_stats": {"state": stats()["norm_stats"]["state"]}}, "norm_stats.actions.q01"),
         (stats(2), "'state_dim': expected at most 2, as norm_stats .* has, got 3"),
         (
             {"norm_stats": {"state": {"q01": [[0.0]], "q99": [[1.0]]}}},
-            "state.q01: expected 1 finite numbers",
+            r"state.q01\[0\]: expected a finite number, got \[0.0\], a list",
         ),
-        ({"norm_stats": {"state": {"q01": ["x"] * 3, "q99": [1] * 3}}}, "a list of numbers"),
+        (quantiles([0, "1"], [1, 1]), r"q01\[1\]: expected a finite number, got '1', text"),
+        (quantiles([0, 0], [1, True]), r"q99\[1\]: expected a finite number, got True, a boolean"),
+        (quantiles([0, 0], [1, 10**400]), r"q99\[1\]: expected a finite number, got one of 1329"),
+        (quantiles([0, 0], [1, 1e300]), r"q99\[1\]: expected a finite number below 1e\+30"),
+        (quantiles([0, 0], None), r"at norm_stats.state.q99, got null; use a norm_stats.json with"),
+        (quantiles([0, 0], []), "at norm_stats.state.q99, got an empty list"),
+        (quantiles([0, 0], [1, 1, 1]), r"q01: expected 3 finite numbers, got \[2\]"),
+        (
+            quantiles([0, 5, 0], [1, 4, 1]),
+            r"q99\[1\]: expected a number not below 5, which is state.q01\[1\], got 4; compute",
+        ),
+        ("[" * 100_000, "expected JSON, got lists or objects nested too deeply"),
+        ("version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer to it; run git lfs pull"),
         (
             '{"norm_stats": {"state": {"q01": [NaN, 0, 0], "q99": [1, 1, 1]}}}',
-            "got NaN or infinity",
+            r"q01\[0\]: expected a finite number below 1e\+30, got nan",
         ),
     ],
 )
@@ -288,6 +332,36 @@ def test_bad_statistics(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         processor(norm_stats=path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high", "eps", "said"),
+    [
+        ("mean_std", [0, 0], [1, -1], 1e-8, r"std\[1\]: expected a number not below 0, got -1"),
+        ("mean_std", [0, 0], [1, 0], 0.0, r"std\[1\]: expected a number above 0, got 0"),
+        ("min_max", [0, 3], [1, 3], 0.0, r"max\[1\]: expected a number above 3, which is min\[1\]"),
+        ("quantile10", [0, 3], [1, 2], 1e-8, r"q90\[1\]: expected a number not below 3"),
+        ("quantiles", [True, False], [1, 2], 1e-8, "q01: expected numbers, got bool"),
+        ("quantiles", [0, 0], ["1", "2"], 1e-8, "q99: expected numbers, got <U1"),
+        ("quantiles", [0, 0], [1, np.inf], 1e-8, r"q99\[1\]: expected a finite number .* got inf"),
+        ("quantiles", [0], [1], float("nan"), "eps: expected a finite number, 0 or more, got nan"),
+    ],
+)
+def test_arrays_that_are_no_statistics(
+    mode: str, low: Any, high: Any, eps: float, said: str
+) -> None:
+    arrays = {name: np.asarray(v) for name, v in zip(FIELDS[mode], (low, high), strict=True)}
+    with pytest.raises(OptionError, match=f"statistics of x, {said}"):
+        from_arrays("statistics of x", mode, arrays, guarded=True, eps=eps)
+
+
+def test_a_joint_that_never_moved_is_fine_where_an_eps_is_added(tmp_path: Path) -> None:
+    same = {"q01": np.array([3.0]), "q99": np.array([3.0])}
+    guarded = from_arrays("x", "quantiles", same, guarded=True, eps=1e-8)
+    added = from_arrays("x", "quantiles", same, guarded=False, eps=0.0)
+    for found in (guarded, added):
+        assert found.normalise(np.array([3.0]))[0] == -1.0
+        assert found.restore(np.array([1.0]))[0] == pytest.approx(3.0, abs=2e-6)
 
 
 def test_missing_statistics(tmp_path: Path) -> None:

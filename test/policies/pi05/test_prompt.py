@@ -198,3 +198,12 @@ def test_tokenizer_files(tmp_path: Path) -> None:
     broken.write_bytes(b"this is no model")
     with pytest.raises(OptionError, match="'tokenizer': .*16 bytes that do not parse"):
         Tokenizer(broken)
+
+
+def test_a_trained_length_below_the_limit_is_the_limit_where_nothing_is_cut(
+    tokenizer: Tokenizer,
+) -> None:
+    encoder = PromptEncoder(tokenizer, None, 64, trained=20)
+    for call in (encoder.check, lambda text: encoder.encode(text, None)):
+        with pytest.raises(InputError, match="at most 20 tokens, got .*; shorten the text$"):
+            call("cup " * 40)
