@@ -99,6 +99,16 @@ class _Choice:
 
 
 MAIN = "main"
+#: What reading a file of any content may raise.
+_FOREIGN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def load(options: LoadOptions, progress: Progress | None = None) -> Session:
@@ -249,12 +259,12 @@ def _deployment(policy: Policy, uri: str | Path, norm_stats: Path | None) -> Dep
     path = checkpoint_path(uri)
     try:
         return policy.deployment(path, norm_stats)
-    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except _FOREIGN as error:
         # Files that others wrote: what a policy did not foresee in them is no defect of its user's
         # program, and must be one line as well.
         raise WeightsError(
             f"checkpoint {str(path)!r}",
             expected="readable JSON and statistics beside the weights",
             got=f"{type(error).__name__}: {error}",
-            remedy="copy the folder again",
+            remedy="copy the folder again, with its statistics in F32",
         ) from error
