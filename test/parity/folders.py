@@ -66,12 +66,17 @@ def write_openpi(
     return folder
 
 
-def write_norm_stats(path: Path) -> Path:
-    """openpi's statistics file."""
+def write_norm_stats(
+    path: Path,
+    *,
+    width: int = parity.STATS_DIM,
+    keep: tuple[str, ...] = ("mean", "std", "q01", "q99"),
+) -> Path:
+    """openpi's statistics file, the named statistics, padded with zeros to ``width``."""
     parts = {"state": "state", "actions": "action"}
-    keep = ("mean", "std", "q01", "q99")
+    padding = [0.0] * (width - parity.STATS_DIM)
     content = {
-        ours: {name: parity.statistics(theirs)[name] for name in keep}
+        ours: {name: parity.statistics(theirs)[name] + padding for name in keep}
         for ours, theirs in parts.items()
     }
     path.write_text(json.dumps({"norm_stats": content}))

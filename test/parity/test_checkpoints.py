@@ -165,18 +165,10 @@ def test_relative_actions_add_the_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["openpi", "lerobot"])
 @pytest.mark.parametrize("name", ["all", "gripper"])
-def test_delta_actions_equal_official(tmp_path: Path, source: str, name: str) -> None:
+def test_delta_actions_equal_official(source: str, name: str) -> None:
     mask = tuple(name == "all" or "gripper" not in joint for joint in parity.ACTION_NAMES)
-    folder = write_openpi(tmp_path / "openpi")
-    file = folder / "model.safetensors"  # weights alone: no statistics, the sum is what is compared
-    session = load(
-        options(
-            file,
-            delta_actions=mask,
-            tokenizer=folder / "paligemma_tokenizer.model",
-            numerics=source,
-        )
-    )
+    # Random weights have no statistics: the sum is what is compared.
+    session = load(options(Path("random:0"), delta_actions=mask, numerics=source))
     state, actions = parity.statistics_inputs()
     padded = np.pad(actions[0], ((0, 0), (0, 32 - parity.STATS_DIM)))
     try:
@@ -316,7 +308,7 @@ def test_lerobot_folder_without_processors(tmp_path: Path) -> None:
         ({"paligemma_variant": "gemma_300m"}, "paligemma_variant"),
         ({"use_visual_memory": True}, "use_visual_memory"),
         ({"chunk_size": "fifty"}, "chunk_size"),
-        ({"input_features": {"observation.state": {"shape": [8]}}}, "LeRobot's layout"),
+        ({"input_features": {"observation.state": {"shape": [8]}}}, "type in"),
     ],
 )
 def test_unsupported_lerobot_configurations(
@@ -348,7 +340,12 @@ def test_robot_dimensions_must_be_the_trained_ones(tmp_path: Path) -> None:
     assert "state_dim" in refusal(options(folder, state_dim=7))
     assert "action_dim" in refusal(options(folder, action_dim=7))
     openpi = write_openpi(tmp_path / "openpi")
-    load(options(openpi, state_dim=7, action_dim=7)).engine.close()  # the first seven
+    assert "expected 8" in refusal(options(openpi, state_dim=6))
+    assert "expected 8" in refusal(options(openpi, action_dim=7))
+    stats = next(openpi.rglob("norm_stats.json"))
+    write_norm_stats(stats, width=32)  # padded: the robot's are the first
+    load(options(openpi, state_dim=7, action_dim=7)).engine.close()
+    write_norm_stats(stats)
     assert "action_dim" in refusal(options(openpi, action_dim=14))
 
 

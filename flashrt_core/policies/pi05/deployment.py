@@ -7,28 +7,19 @@ openpi: ``model.safetensors``, ``assets/<id>/norm_stats.json`` and, where the co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
-from ...checkpoint import FILE_NAME, SafetensorsFile, file_of
-from ...errors import WeightsError
+from ...checkpoint import SafetensorsFile, file_of
+from ...errors import OptionError, WeightsError
 from ..base import Deployment
 from .config import SLOTS
-from .normalisation import Statistics, from_arrays, read_norm_stats
+from .json_fields import COUNT, OBJECT, TEXT, field_of, read_json, shown
+from .normalisation import Statistics, read_norm_stats
+from .processors import FILES, feature_statistics, read_steps, relative_dims
 
-_MODES = {
-    "QUANTILES": "quantiles",
-    "MIN_MAX": "min_max",
-    "QUANTILE10": "quantile10",
-    "MEAN_STD": "mean_std",
-}
 #: Values of LeRobot's configuration that change the network into one that is not built here.
 _FIXED: Mapping[str, object] = {
     "paligemma_variant": "gemma_2b",
@@ -39,6 +30,7 @@ _FIXED: Mapping[str, object] = {
     "use_proprioceptive_memory": False,
     "use_peft": False,
 }
+_WIDTH = 32  # of the network's state and actions; openpi pads statistics to it or leaves them
 _TOKENIZERS = ("paligemma_tokenizer.model", "tokenizer.model")
 
 
@@ -67,13 +59,14 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
     """Reads everything but the weights.
 
     Args:
-        path: a checkpoint folder; or a safetensors file, whose weights are then taken alone, with
-            no statistics; None for random weights.
-        norm_stats: an openpi ``norm_stats.json`` that replaces the folder's statistics.
+        path: a checkpoint folder; or a safetensors file, whose weights are then taken alone and
+            need ``norm_stats``; None for random weights.
+        norm_stats: an openpi ``norm_stats.json`` that replaces the folder's statistics. A LeRobot
+            folder keeps its normalisation mode and what it says of relative actions.
 
     Raises:
-        WeightsError: no weights there, a file that contradicts itself, or a network that is not
-            supported.
+        WeightsError: no weights there, no statistics for them, a file that contradicts itself, or
+            a network that is not supported.
         OptionError: statistics that cannot be used.
     """
     if path is None:
@@ -83,35 +76,81 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
             details = Details(state, actions)
         return Deployment("random", {"numerics": "exact"}, details=details)
     file = file_of(path)
-    folder = None if path.is_file() else path
-    config = {} if folder is None else _read_json(folder / "config.json", required=False)
-    if config.get("type", "pi05") != "pi05":
+    lerobot = _has_lerobot_names(file) or any((file.parent / n).exists() for n in FILES)
+    if path.is_file():
+        return _alone(file, lerobot, norm_stats)
+    where = path / "config.json"
+    config = read_json(where, required=False)
+    if "type" in config:
+        if (kind := field_of(config, "type", TEXT, where)) != "pi05":
+            raise WeightsError(
+                f"checkpoint {str(path)!r}", expected="LeRobot's policy type pi05", got=kind
+            )
+        return _lerobot(path, config, norm_stats)
+    if lerobot:
         raise WeightsError(
-            f"checkpoint {str(path)!r}", expected="LeRobot's policy type pi05", got=config["type"]
+            f"config.json of the LeRobot checkpoint {str(path)!r}",
+            expected="type pi05",
+            got="no type" if where.exists() else "no such file",
+            remedy="copy the whole folder",
         )
-    if "type" in config or (folder is None and _has_lerobot_names(file)):
-        return _lerobot(folder, config, norm_stats)
-    return _openpi(folder, config, norm_stats)
+    return _openpi(path, config, norm_stats)
+
+
+def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
+    """OptionError when more views are in use than the checkpoint was trained with."""
+    if deployment.cameras and len(views) > len(deployment.cameras):
+        raise OptionError(
+            "option 'views'",
+            expected=f"at most {len(deployment.cameras)}, as the checkpoint was trained with",
+            got=list(views),
+        )
 
 
 def _has_lerobot_names(file: Path) -> bool:
-    return all(name.startswith("model.") for name in SafetensorsFile(file).entries)
+    names = SafetensorsFile(file).entries
+    return bool(names) and all(name.startswith("model.") for name in names)
 
 
-def _openpi(folder: Path | None, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
+def _alone(file: Path, lerobot: bool, norm_stats: Path | None) -> Deployment:
+    """Weights without their folder; nothing says LeRobot's mode then: quantiles, its default."""
+    beside = [name for name in FILES if (file.parent / name).exists()]
+    if norm_stats is None or beside:
+        raise WeightsError(
+            f"checkpoint {str(file)!r}",
+            expected="statistics of the robot",
+            got=f"weights without {', '.join(beside)}" if beside else "weights alone",
+            remedy="set checkpoint to the folder" if beside else "set norm_stats to their file",
+        )
+    origin = "lerobot" if lerobot else "openpi"
+    details = _openpi_details(norm_stats, None)
+    return Deployment(origin, {"numerics": origin}, cameras=SLOTS, details=details)
+
+
+def _openpi(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
     overrides: dict[str, Any] = {"numerics": "openpi"}
     if "action_horizon" in config:
-        overrides["horizon"] = _whole(config, "action_horizon", folder)
-    details = Details(trained=True)
-    if folder is not None:
-        stats = norm_stats or _only_norm_stats(folder)
-        details = Details(
-            state=read_norm_stats(stats, "state"),
-            actions=read_norm_stats(stats, "actions"),
-            tokenizer=_tokenizer(folder),
-            trained=True,
-        )
+        where = folder / "config.json"
+        overrides["horizon"] = field_of(config, "action_horizon", COUNT, where)
+    details = _openpi_details(norm_stats or _only_norm_stats(folder), _tokenizer(folder))
     return Deployment("openpi", overrides, cameras=SLOTS, details=details)
+
+
+def _openpi_details(stats: Path, tokenizer: Path | None) -> Details:
+    state, actions = (read_norm_stats(stats, part) for part in ("state", "actions"))
+    return Details(
+        state,
+        actions,
+        state_dim=_exact(state),
+        action_dim=_exact(actions),
+        tokenizer=tokenizer,
+        trained=True,
+    )
+
+
+def _exact(stats: Statistics | None) -> int | None:
+    """Dimensions of the robot that statistics were made of; None where they may be padded."""
+    return None if stats is None or stats.dims == _WIDTH else stats.dims
 
 
 def _only_norm_stats(folder: Path) -> Path:
@@ -131,37 +170,32 @@ def _tokenizer(folder: Path) -> Path | None:
     return next((folder / name for name in _TOKENIZERS if (folder / name).is_file()), None)
 
 
-def _lerobot(folder: Path | None, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
+def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
+    where = folder / "config.json"
     for name, expected in _FIXED.items():
-        if config.get(name, expected) != expected:
+        value = config.get(name, expected)
+        if value != expected or isinstance(value, bool) != isinstance(expected, bool):
             raise WeightsError(
                 f"{name} of the LeRobot checkpoint {str(folder)!r}",
                 expected=expected,
-                got=config[name],
+                got=shown(value),
                 remedy="this variant is not supported",
             )
-    rounded = config.get("dtype", "float32") == "bfloat16"
-    overrides: dict[str, Any] = {"numerics": "lerobot_bf16" if rounded else "lerobot"}
+    dtype = field_of(config, "dtype", TEXT, where, "float32")
+    if dtype not in ("float32", "bfloat16"):
+        raise WeightsError(f"dtype in {str(where)!r}", expected="float32 or bfloat16", got=dtype)
+    overrides: dict[str, Any] = {
+        "numerics": "lerobot_bf16" if dtype == "bfloat16" else "lerobot",
+        "image_size": _image_size(config, where),
+    }
     for ours, theirs in (
         ("horizon", "chunk_size"),
         ("steps", "num_inference_steps"),
         ("trained_tokens", "tokenizer_max_length"),
     ):
         if theirs in config:
-            overrides[ours] = _whole(config, theirs, folder)
-    if folder is None:
-        return Deployment("lerobot", overrides, cameras=SLOTS, details=Details(trained=True))
-    try:
-        overrides["image_size"] = int(config.get("image_resolution", [224])[0])
-        features = {**config.get("input_features", {}), **config.get("output_features", {})}
-        shapes = {
-            name: (str(feature["type"]), int(feature["shape"][0]))
-            for name, feature in features.items()
-        }
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise WeightsError(
-            f"config.json of {str(folder)!r}", expected="LeRobot's layout", got=repr(error)
-        ) from error
+            overrides[ours] = field_of(config, theirs, COUNT, where)
+    shapes = _shapes(config, where)
     cameras = tuple(
         name.removeprefix("observation.images.")
         for name, (kind, _) in shapes.items()
@@ -171,115 +205,68 @@ def _lerobot(folder: Path | None, config: Mapping[str, Any], norm_stats: Path | 
         raise WeightsError(
             f"checkpoint {str(folder)!r}", expected=f"at most {len(SLOTS)} cameras", got=cameras
         )
-    return Deployment(
-        "lerobot", overrides, cameras=cameras, details=_lerobot_details(folder, shapes, norm_stats)
-    )
-
-
-def _lerobot_details(
-    folder: Path, shapes: Mapping[str, tuple[str, int]], norm_stats: Path | None
-) -> Details:
     widths = {name: size for name, (kind, size) in shapes.items() if kind != "VISUAL"}
-    before = _steps(folder / "policy_preprocessor.json", required=norm_stats is None)
-    after = _steps(folder / "policy_postprocessor.json", required=norm_stats is None)
-    state: Statistics | None
-    actions: Statistics | None
-    if norm_stats is not None:
-        state, actions = (read_norm_stats(norm_stats, part) for part in ("state", "actions"))
-    else:
-        where = "observation.state"
-        state = _feature_statistics(folder, before, "normalizer_processor", where)
-        actions = _feature_statistics(folder, after, "unnormalizer_processor", "action")
+    details = _lerobot_details(folder, widths, norm_stats)
+    return Deployment("lerobot", overrides, cameras=cameras, details=details)
 
+
+def _image_size(config: Mapping[str, Any], where: Path) -> int:
+    sides = config.get("image_resolution", [224, 224])
+    fits = isinstance(sides, list) and len(sides) == 2 and all(COUNT.fits(side) for side in sides)
+    if not fits or sides[0] != sides[1]:
+        raise WeightsError(
+            f"image_resolution in {str(where)!r}",
+            expected="two equal whole numbers",
+            got=shown(sides),
+        )
+    return int(sides[0])
+
+
+def _shapes(config: Mapping[str, Any], where: Path) -> dict[str, tuple[str, int]]:
+    """Feature -> its type and first size."""
+    found = {}
+    for group in ("input_features", "output_features"):
+        features = field_of(config, group, OBJECT, where, {})
+        for name in features:
+            feature = field_of(features, name, OBJECT, f"{where}, {group}")
+            place = f"{where}, {group}, {name}"
+            shape = feature.get("shape")
+            if not isinstance(shape, list) or not shape or not all(map(COUNT.fits, shape)):
+                raise WeightsError(
+                    f"shape in {place!r}", expected="a list of whole numbers", got=shown(shape)
+                )
+            found[name] = (field_of(feature, "type", TEXT, place), int(shape[0]))
+    return found
+
+
+def _lerobot_details(folder: Path, widths: Mapping[str, int], norm_stats: Path | None) -> Details:
+    before, after = (read_steps(folder / name) for name in FILES)
+    state = feature_statistics(
+        folder / FILES[0], before, "normalizer_processor", "observation.state", norm_stats
+    )
+    actions = feature_statistics(
+        folder / FILES[1], after, "unnormalizer_processor", "action", norm_stats
+    )
+    if norm_stats is not None and state is None and actions is None:
+        raise OptionError(
+            "option 'norm_stats'",
+            expected="none: the checkpoint's norm_map says IDENTITY for state and actions",
+            got=str(norm_stats),
+        )
+    dims = {}
+    for name, stats in (("observation.state", state), ("action", actions)):
+        width, exact = widths.get(name), _exact(stats)
+        if stats is not None and width not in (None, stats.dims) and (exact or not norm_stats):
+            raise WeightsError(
+                f"{stats.source}", expected=f"{width} numbers, as config.json says", got=stats.dims
+            )
+        dims[name] = exact if width is None else width
     return Details(
         state=state,
         actions=actions,
-        relative=_relative(before, widths.get("action")),
-        state_dim=widths.get("observation.state"),
-        action_dim=widths.get("action"),
+        relative=relative_dims(folder, before, after, dims["action"]),
+        state_dim=dims["observation.state"],
+        action_dim=dims["action"],
         tokenizer=_tokenizer(folder),
         trained=True,
     )
-
-
-def _relative(steps: Mapping[str, Mapping[str, Any]], dims: int | None) -> tuple[bool, ...]:
-    """Whether a dimension is relative to the state: all whose name holds no excluded one."""
-    config = steps.get("relative_actions_processor", {}).get("config", {})
-    if not config.get("enabled", False):
-        return ()
-    names = [str(name).lower() for name in config.get("action_names") or []]
-    excluded = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
-    count = dims if dims is not None else len(names)
-    return tuple(
-        not (index < len(names) and any(part in names[index] for part in excluded))
-        for index in range(count)
-    )
-
-
-def _feature_statistics(
-    folder: Path, steps: Mapping[str, Mapping[str, Any]], kind: str, feature: str
-) -> Statistics | None:
-    """Statistics of one feature as a (un)normaliser step holds them; None for the identity."""
-    where = f"{kind} of {str(folder)!r}, {feature}"
-    if kind not in steps:
-        raise WeightsError(where, expected="such a step", got=f"steps {sorted(steps)}")
-    config = steps[kind].get("config", {})
-    role = "ACTION" if feature == "action" else "STATE"
-    mode = str(config.get("norm_map", {}).get(role, "IDENTITY")).upper()
-    if mode == "IDENTITY":
-        return None
-    if mode not in _MODES:
-        raise WeightsError(where, expected=f"a mode of {sorted(_MODES)}", got=mode)
-    name = steps[kind].get("state_file")
-    path = folder / str(name)
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(
-            where, expected="a readable statistics file", got=f"{str(path)!r}: {error}"
-        ) from error
-    own = {
-        key.removeprefix(f"{feature}."): np.asarray(value)
-        for key, value in tensors.items()
-        if key.startswith(f"{feature}.")
-    }
-    if not own:
-        return None  # LeRobot leaves a feature without statistics as it is
-    return from_arrays(where, _MODES[mode], own, guarded=True, eps=float(config.get("eps", 1e-8)))
-
-
-def _steps(path: Path, *, required: bool) -> dict[str, Mapping[str, Any]]:
-    content = _read_json(path, required=required)
-    steps = content.get("steps", [])
-    try:
-        return {str(step.get("registry_name", step.get("class"))): step for step in steps}
-    except AttributeError as error:
-        raise WeightsError(str(path), expected="a list of steps", got=repr(steps)) from error
-
-
-def _whole(config: Mapping[str, Any], name: str, folder: Path | None) -> int:
-    value = config[name]
-    if type(value) is not int:
-        raise WeightsError(
-            f"{name} in config.json of {str(folder)!r}", expected="a whole number", got=repr(value)
-        )
-    return value
-
-
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if not required:
-            return {}
-        raise WeightsError(
-            f"checkpoint {str(path.parent)!r}",
-            expected=f"{path.name} beside {FILE_NAME}",
-            got="none",
-            remedy="copy the whole folder, or set norm_stats to a file with the statistics",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise WeightsError(str(path), expected="JSON", got=str(error)) from error
-    if not isinstance(content, dict):
-        raise WeightsError(str(path), expected="a JSON object", got=type(content).__name__)
-    return content
