@@ -92,6 +92,7 @@ def write_lerobot(
     mode: str = "QUANTILES",
     tables: str = "both",
     relative: bool = False,
+    cameras: tuple[str, ...] = ("image", "image2"),
     change: Change = lambda found: found,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -103,6 +104,7 @@ def write_lerobot(
         mode: normalisation of state and actions.
         tables: the embedding table under "both" names, the "head" only, or the "lookup" only.
         relative: actions relative to the state, the gripper excluded.
+        cameras: its names of them.
         change: applied to the tensors before they are written, under LeRobot's names.
         config: further values of config.json.
     """
@@ -114,15 +116,14 @@ def write_lerobot(
         del found[HEAD]
     named = {f"model.{name}": tensor for name, tensor in found.items()}
     save_file(change(named), folder / "model.safetensors")
-    cameras = {
-        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 256, 256]}
-        for name in ("image", "image2")
+    views = {
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 256, 256]} for name in cameras
     }
     state = {"observation.state": {"type": "STATE", "shape": [STATE_DIM]}}
     action = {"action": {"type": "ACTION", "shape": [ACTION_DIM]}}
     content = {
         "type": "pi05",
-        "input_features": cameras | state,
+        "input_features": views | state,
         "output_features": action,
         "paligemma_variant": "gemma_2b",
         "action_expert_variant": "gemma_300m",
@@ -137,7 +138,7 @@ def write_lerobot(
         **(config or {}),
     }
     (folder / "config.json").write_text(json.dumps(content))
-    write_processors(folder, cameras | state | action, mode, relative)
+    write_processors(folder, views | state | action, mode, relative)
     shutil.copy(TINY_TOKENIZER, folder / "tokenizer.model")
     return folder
 

@@ -88,7 +88,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     return {
         "openpi": write_openpi(root / "openpi"),
-        "lerobot": write_lerobot(root / "lerobot"),
+        "lerobot": write_lerobot(root / "lerobot", cameras=("image", "image2", "image3")),
     }
 
 
