@@ -84,11 +84,11 @@ class SafetensorsFile:
                 self.nbytes = os.fstat(file.fileno()).st_size
                 self._header, self.entries = _read_header(path, file, self.nbytes)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path, an empty file
             raise WeightsError(
                 f"checkpoint {str(path)!r}",
                 expected="a readable safetensors file",
-                got=error.strerror or repr(error),
+                got=getattr(error, "strerror", None) or str(error),
             ) from error
         self._last: tuple[int, int] | None = None
 
@@ -335,8 +335,16 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
     WeightsError when the file cannot be read.
     """
-    file = SafetensorsFile(path)
-    return {name: file.read(name).to(torch.float64).numpy() for name in file.entries}
+    try:
+        file = SafetensorsFile(path)
+        return {name: file.read(name).to(torch.float64).numpy() for name in file.entries}
+    except WeightsError as error:
+        raise WeightsError(
+            f"statistics {str(path)!r}",
+            expected=error.expected,
+            got=error.got,
+            remedy=error.remedy or "copy the whole folder",
+        ) from error
 
 
 def _summary(names: list[str], kind: str) -> str:

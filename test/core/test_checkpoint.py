@@ -181,6 +181,7 @@ def test_arrays_of_any_format(tmp_path: Path) -> None:
 
 
 _LOAD = """
+import json
 import sys
 from pathlib import Path
 import torch
@@ -201,11 +202,15 @@ path = Path(sys.argv[1]) / "model.safetensors"
 if sys.argv[2] == "write":
     specs = tensors(make_config("base", **sizes))
     save_file({n: (torch.randn(s.shape) * s.std).bfloat16() for n, s in specs.items()}, path)
+    span = {"q01": [-1.0] * 7, "q99": [1.0] * 7}
+    text = json.dumps({"norm_stats": {"state": span, "actions": span}})
+    path.with_name("norm_stats.json").write_text(text)
     sys.exit()
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 session = load(LoadOptions(preset="base", checkpoint=str(path), precision="bf16", extra=sizes,
-                           tokenizer=Path(sys.argv[3]), max_sessions=1, capsule_slots=0,
+                           tokenizer=Path(sys.argv[3]), max_sessions=1,
+                           norm_stats=path.with_name("norm_stats.json"), capsule_slots=0,
                            prompt_buckets=(64,), threads=1))
 buffers = sum(spec.nbytes for spec in session.contract.buffers)
 print(path.stat().st_size, status("VmHWM") - before, buffers)

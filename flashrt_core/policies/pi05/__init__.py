@@ -13,7 +13,7 @@ from ...weights import TensorSource, TensorSpec
 from ..base import Deployment, Policy, ProcessorOptions
 from .config import PRESETS, SLOTS, Pi05Config, make_config
 from .contract import make_contract, make_shapes
-from .deployment import read_deployment
+from .deployment import check_views, read_deployment
 from .preprocess import Pi05Processor
 from .qualifier import Pi05Qualifier
 from .stages import Body, make_body
@@ -65,6 +65,8 @@ class Pi05Policy:
 
     def processor(self, config: Pi05Config, options: ProcessorOptions) -> Pi05Processor:
         """Host-side transforms; OptionError when the options do not fit."""
+        if options.deployment is not None:
+            check_views(options.deployment, options.views)
         return Pi05Processor(config, options)
 
     def qualifier(self, config: Pi05Config, source: TensorSource, place: str) -> Pi05Qualifier:

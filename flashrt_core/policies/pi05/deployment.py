@@ -16,7 +16,7 @@ from ...checkpoint import SafetensorsFile, file_of
 from ...errors import OptionError, WeightsError
 from ..base import Deployment
 from .config import SLOTS
-from .json_fields import COUNT, OBJECT, TEXT, field_of, read_json, shown
+from .json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
 from .normalisation import Statistics, read_norm_stats
 from .processors import FILES, feature_statistics, read_steps, relative_dims
 
@@ -80,7 +80,7 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
     if path.is_file():
         return _alone(file, lerobot, norm_stats)
     where = path / "config.json"
-    config = read_json(where, required=False)
+    config = read_object(where, required=False)
     if "type" in config:
         if (kind := field_of(config, "type", TEXT, where)) != "pi05":
             raise WeightsError(

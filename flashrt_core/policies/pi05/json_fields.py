@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -11,6 +10,7 @@ from typing import Any
 
 from ...checkpoint import FILE_NAME
 from ...errors import WeightsError
+from ...files import read_json
 
 _REQUIRED = object()
 
@@ -84,7 +84,7 @@ def shown(value: object) -> str:
         return f"a deep {type(value).__name__}"
 
 
-def read_json(
+def read_object(
     path: Path, *, required: bool = True, remedy: str | None = "copy the whole folder"
 ) -> dict[str, Any]:
     """The object that a JSON file holds; {} where it may be missing and is.
@@ -92,9 +92,7 @@ def read_json(
     Raises:
         WeightsError: it is required and missing, unreadable, or no JSON object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not path.exists():
         if not required:
             return {}
         raise WeightsError(
@@ -102,9 +100,8 @@ def read_json(
             expected=f"{path.name} beside {FILE_NAME}" if remedy else "a readable file",
             got="none",
             remedy=remedy,
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(str(path), expected="JSON", got=str(error)) from error
+        )
+    content = read_json(path, str(path), WeightsError)
     if not isinstance(content, dict):
         raise WeightsError(str(path), expected="a JSON object", got=type(content).__name__)
     return content

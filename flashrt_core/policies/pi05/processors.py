@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
+from ...checkpoint import read_arrays
 from ...errors import OptionError, WeightsError
-from .json_fields import FLAG, NUMBERS, OBJECT, OBJECTS, TEXT, TEXTS, field_of, read_json, shown
+from .json_fields import FLAG, NUMBERS, OBJECT, OBJECTS, TEXT, TEXTS, field_of, read_object, shown
 from .normalisation import FIELDS, Statistics, from_arrays
 
 #: Before the network, and after it.
@@ -117,7 +116,7 @@ def feature_statistics(
 def _given(path: Path, part: str, source: str, wanted: tuple[str, str]) -> dict[str, Any]:
     """The arrays of one part of an openpi ``norm_stats.json``."""
     try:
-        found = field_of(read_json(path, remedy=None), "norm_stats", OBJECT, path)
+        found = field_of(read_object(path, remedy=None), "norm_stats", OBJECT, path)
         own = field_of(found, part, OBJECT, source)
         return {name: np.asarray(field_of(own, name, NUMBERS, source)) for name in wanted}
     except WeightsError as error:  # of the option, not of the checkpoint
@@ -126,27 +125,17 @@ def _given(path: Path, part: str, source: str, wanted: tuple[str, str]) -> dict[
 
 def _saved(path: Path, feature: str) -> dict[str, Any]:
     """The arrays of one feature in a statistics file."""
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise WeightsError(
-            f"statistics {str(path)!r}",
-            expected="a readable safetensors file",
-            got=str(error),
-            remedy="copy the whole folder, or set norm_stats to a file with the statistics",
-        ) from error
+    tensors = read_arrays(path)
     start = f"{feature}."
     return {
-        key.removeprefix(start): np.asarray(value)
-        for key, value in tensors.items()
-        if key.startswith(start)
+        key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)
     }
 
 
 def read_steps(path: Path) -> dict[str, Mapping[str, Any]]:
     """Name -> step of a processor file; WeightsError on one whose effect on units is not known."""
     found: dict[str, Mapping[str, Any]] = {}
-    for step in field_of(read_json(path), "steps", OBJECTS, path):
+    for step in field_of(read_object(path), "steps", OBJECTS, path):
         name = field_of(step, "registry_name" if "registry_name" in step else "class", TEXT, path)
         if name not in _READ and any(word in name.lower() for word in _SUSPECT):
             raise WeightsError(f"steps in {str(path)!r}", expected=f"one of {_READ}", got=name)
