@@ -32,10 +32,6 @@ class Fingerprint:
         names = set(self.parts) | set(other.parts)
         return sorted(name for name in names if self.parts.get(name) != other.parts.get(name))
 
-    def identity(self) -> str:
-        """All parts as one readable line."""
-        return ", ".join(f"{name}={value}" for name, value in sorted(self.parts.items()))
-
 
 def sha256_of(value: Any) -> str:
     """SHA-256 of ``value`` as canonical JSON; dataclasses count as their fields."""
