@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .cli_options import (
+    DEFAULT_CHECKPOINT,
+    DEFAULT_VIEWS,
+    AsJson,
+    Checkpoint,
+    DeviceName,
+    Dims,
+    InPrompt,
+    Numerics,
+    PolicyName,
+    Precision,
+    Preset,
+    Size,
+    Stats,
+    Tokenizer,
+    Views,
+    plan_options,
+)
 from .cli_qualify import qualify_command
 from .contract import Contract
 from .errors import FlashRTError
@@ -40,38 +58,45 @@ app.command("qualify")(qualify_command)
 
 @app.command()
 def inspect(
-    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
-    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = LoadOptions.preset,
-    checkpoint: Annotated[
-        str, typer.Option(help="random:<seed> or a path; its digest is in the fingerprint.")
-    ] = str(LoadOptions.checkpoint),
-    numerics: Annotated[
-        str, typer.Option(help="Profile, and switches behind it; empty: the checkpoint's.")
-    ] = "",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = LoadOptions.device,
-    precision: Annotated[str, typer.Option(help="Precision plan.")] = LoadOptions.precision,
-    views: Annotated[
-        str, typer.Option(help="Camera slots in use, separated by commas.")
-    ] = ",".join(LoadOptions.views),
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+    policy: PolicyName = "pi05",
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    preset: Preset = "",
+    device: DeviceName = LoadOptions.device,
+    precision: Precision = LoadOptions.precision,
+    numerics: Numerics = "",
+    views: Views = DEFAULT_VIEWS,
+    state_dim: Dims = None,
+    action_dim: Dims = None,
+    norm_stats: Stats = None,
+    tokenizer: Tokenizer = None,
+    state_in_prompt: InPrompt = True,
+    horizon: Size = None,
+    steps: Size = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the execution contract of a policy: what goes in, what runs, what a capsule holds."""
-    options = LoadOptions(
+    options = plan_options(
         policy=policy,
-        preset=preset,
         checkpoint=checkpoint,
-        numerics=numerics,
+        preset=preset,
         device=device,
         precision=precision,
-        views=tuple(view.strip() for view in views.split(",") if view.strip()),
+        numerics=numerics,
+        views=views,
+        state_dim=state_dim,
+        action_dim=action_dim,
+        norm_stats=norm_stats,
+        tokenizer=tokenizer,
+        state_in_prompt=state_in_prompt,
+        horizon=horizon,
+        steps=steps,
     )
     description = describe(options)
     if as_json:
         print(json.dumps(as_dict(description), indent=2))
         return
-    terminal_or_file().print(
-        render(description, f"{policy}, preset {preset}, {precision}, on {device}")
-    )
+    title = f"{policy}, preset {options.preset}, {precision}, on {device}"
+    terminal_or_file().print(render(description, title))
 
 
 @app.command()
@@ -113,13 +138,18 @@ def bench(
 
 def as_dict(description: Description) -> dict[str, Any]:
     """The description as plain values; sizes in elements, offsets and bytes in bytes."""
-    contract = description.contract
+    contract, deployment = description.contract, description.deployment
+    identity = description.fingerprint
     return {
         "policy": contract.policy,
         "checkpoint": {
-            "origin": description.deployment.origin,
-            "cameras": list(description.deployment.cameras),
+            "origin": deployment.origin,
+            "cameras": list(deployment.cameras),
+            "state_dim": deployment.state_dim,
+            "action_dim": deployment.action_dim,
         },
+        "transforms": dict(description.transforms),
+        "missing": None if description.missing is None else str(description.missing),
         "config": asdict(description.config),
         "shapes": [_fields(key, "views prompt_tokens horizon steps") for key in contract.shapes],
         "inputs": [
@@ -150,10 +180,7 @@ def as_dict(description: Description) -> dict[str, Any]:
             }
             for key, regions in contract.regions.items()
         ],
-        "fingerprint": {
-            "digest": description.fingerprint.digest,
-            "parts": dict(description.fingerprint.parts),
-        },
+        "fingerprint": identity and {"digest": identity.digest, "parts": dict(identity.parts)},
     }
 
 
@@ -167,13 +194,19 @@ def _fields(spec: Any, names: str) -> dict[str, Any]:
 def render(description: Description, title: str) -> RenderableType:
     """The description for a terminal."""
     contract = description.contract
-    fingerprint = _table("fingerprint " + description.fingerprint.digest[:16], "part", "value")
-    for name, value in description.fingerprint.parts.items():
-        fingerprint.add_row(name, f"{value[:16]} ..." if _DIGEST.fullmatch(value) else value)
     parts: list[RenderableType] = [Text(title, style="bold"), _origin(description)]
-    parts += [_windows(contract), _stages(contract), _buffers(contract)]
-    parts += [_regions(contract), fingerprint]
+    parts += [_windows(contract), _stages(contract), _buffers(contract), _regions(contract)]
+    if description.fingerprint is not None:
+        digest = description.fingerprint.digest
+        parts.append(_texts(f"fingerprint {digest[:16]}", description.fingerprint.parts))
     return Group(*parts)
+
+
+def _texts(title: str, values: Mapping[str, str]) -> Table:
+    table = _table(title, "part", "value")
+    for name, value in values.items():
+        table.add_row(name, f"{value[:16]} ..." if _DIGEST.fullmatch(value) else value)
+    return table
 
 
 def _origin(description: Description) -> Text:
@@ -181,6 +214,9 @@ def _origin(description: Description) -> Text:
     lines = [f"weights of origin {description.deployment.origin}"]
     if description.deployment.cameras:
         lines.append("its cameras, in slot order: " + ", ".join(description.deployment.cameras))
+    lines += [f"{name}: {value}" for name, value in description.transforms.items()]
+    if description.missing is not None:
+        lines.append(f"not loadable like this: {description.missing}")
     numerics = getattr(description.config, "numerics", None)
     if numerics is not None:
         values = asdict(numerics).items()

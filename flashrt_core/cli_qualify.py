@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,45 +15,48 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from .checkpoint import Progress as Told
-from .load import LoadOptions, load, qualifier
+from .cli_options import (
+    DEFAULT_CHECKPOINT,
+    DEFAULT_VIEWS,
+    AsJson,
+    Checkpoint,
+    DeviceName,
+    Dims,
+    InPrompt,
+    Numerics,
+    PolicyName,
+    Precision,
+    Preset,
+    Size,
+    Stats,
+    Tokenizer,
+    Views,
+    option,
+    plan_options,
+)
+from .load import LoadOptions, configuration, load, qualifier
 from .qualification import Error, Gates, Report, gates_for, made_up_observations, qualify
 from .terminal import terminal_or_file
-from .weights import checkpoint_path
 
-DEFAULT_VIEWS = ",".join(LoadOptions.views)
 FAILED = 1  # exit status when a gate fails
 
-
-def _option(text: str, least: float | None = None) -> Any:
-    return typer.Option(help=text, min=least)
-
-
-Checkpoint = Annotated[str, _option("Checkpoint folder, or random:<seed>.")]
-Preset = Annotated[str, _option("Sizes; empty: base for a checkpoint, tiny for random weights.")]
-Numerics = Annotated[str, _option("Profile, and switches behind it; empty: the checkpoint's.")]
-Views = Annotated[str, _option("Camera slots in use, separated by commas.")]
-Stats = Annotated[Path | None, _option("Statistics instead of the checkpoint's.")]
-Tokenizer = Annotated[Path | None, _option("SentencePiece model file.")]
-InPrompt = Annotated[bool, _option("The checkpoint reads the state from the prompt.")]
-Size = Annotated[int | None, _option("Instead of the checkpoint's or preset's.", 1)]
-Dims = Annotated[int, _option("Numbers of the robot.", 0)]
-Decisions = Annotated[int, _option("Observations to compare on.", 1)]
-Seed = Annotated[int, _option("Seed of the observations.", 0)]
-Place = Annotated[str, _option("Where torch computes the reference: cpu or cuda.")]
-Limit = Annotated[float | None, _option("Gate, instead of the precision plan's.")]
-Threads = Annotated[int, _option("torch threads; 0: its own choice.", 0)]
+Decisions = Annotated[int, option("Observations to compare on.", 1)]
+Seed = Annotated[int, option("Seed of the observations.", 0)]
+Place = Annotated[str, option("Where torch computes the reference: cpu or cuda.")]
+Limit = Annotated[float | None, option("Gate, instead of the precision plan's.")]
+Threads = Annotated[int, option("torch threads; 0: its own choice.", 0)]
 
 
 def qualify_command(
-    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
-    checkpoint: Checkpoint = str(LoadOptions.checkpoint),
+    policy: PolicyName = "pi05",
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     preset: Preset = "",
-    device: Annotated[str, _option("cpu or cuda.")] = LoadOptions.device,
-    precision: Annotated[str, _option("Precision plan.")] = LoadOptions.precision,
+    device: DeviceName = LoadOptions.device,
+    precision: Precision = LoadOptions.precision,
     numerics: Numerics = "",
     views: Views = DEFAULT_VIEWS,
-    state_dim: Dims = LoadOptions.state_dim,
-    action_dim: Dims = LoadOptions.action_dim,
+    state_dim: Dims = None,
+    action_dim: Dims = None,
     norm_stats: Stats = None,
     tokenizer: Tokenizer = None,
     state_in_prompt: InPrompt = True,
@@ -67,7 +69,7 @@ def qualify_command(
     max_error: Limit = None,
     max_stage_error: Limit = None,
     threads: Threads = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare a pipeline with its float32 reference, stage by stage and joint by joint.
 
@@ -76,22 +78,22 @@ def qualify_command(
     gates = gates_for(
         precision, min_cosine=min_cosine, max_error=max_error, max_stage_error=max_stage_error
     )
-    options = LoadOptions(
+    options = plan_options(
         policy=policy,
-        preset=preset or ("base" if checkpoint_path(checkpoint) else "tiny"),
+        preset=preset,
         checkpoint=checkpoint,
         device=device,
         precision=precision,
-        views=tuple(view.strip() for view in views.split(",") if view.strip()),
+        numerics=numerics,
+        views=views,
         state_dim=state_dim,
         action_dim=action_dim,
         norm_stats=norm_stats,
         tokenizer=tokenizer,
-        numerics=numerics,
+        state_in_prompt=state_in_prompt,
         horizon=horizon,
         steps=steps,
         threads=threads,
-        extra={} if state_in_prompt else {"state_in_prompt": False},
     )
     report = compare(options, gates, decisions, seed, reference_device)
     if as_json:
@@ -114,7 +116,9 @@ def compare(
                 session,
                 qualifier(options, reference_device),
                 gates,
-                made_up_observations(session.processor.views, options.state_dim, decisions, seed),
+                made_up_observations(
+                    session.processor.views, session.processor.state_dim, decisions, seed
+                ),
                 lambda done: decided(done, decisions),
             )
         finally:
@@ -143,9 +147,13 @@ def progress_bars() -> Iterator[tuple[Told, Any]]:
 
 
 def about(options: LoadOptions) -> dict[str, Any]:
-    """What was qualified."""
-    names = ("policy", "preset", "checkpoint", "device", "precision", "numerics", "views")
-    return {name: getattr(options, name) for name in names}
+    """What was qualified: the options, and what they come to with this checkpoint."""
+    names = ("policy", "preset", "checkpoint", "device", "precision", "views")
+    deployment, config = configuration(options)
+    return {name: getattr(options, name) for name in names} | {
+        "origin": deployment.origin,
+        "config": asdict(config),
+    }
 
 
 def render(report: Report, console: Console, title: str) -> None:

@@ -53,6 +53,7 @@ def fingerprint(
     weights: str,
     arch: str,
     library: str,
+    transforms: Mapping[str, str],
     calibration: str = "none",
 ) -> Fingerprint:
     """The fingerprint of a plan.
@@ -64,6 +65,7 @@ def fingerprint(
         weights: digest of the weights.
         arch: architecture of the device (``cpu-x86_64``, ``sm_90a``).
         library: digest of the kernel library.
+        transforms: identity of the host-side transforms.
         calibration: digest of the scale table, ``none`` without one.
     """
     regions = {str(key): list(value) for key, value in contract.regions.items()}
@@ -74,6 +76,7 @@ def fingerprint(
             "shapes": "; ".join(str(key) for key in sorted(contract.shapes)),
             "precision": precision,
             "weights": weights,
+            "transforms": sha256_of(dict(transforms)),
             "calibration": calibration,
             "library": library,
             "arch": arch,

@@ -17,7 +17,7 @@ from .errors import DeviceError, OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
 from .policies import find_policy
-from .policies.base import Deployment, Policy, ProcessorOptions, Qualifier
+from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
 from .session import Session
 from .weights import TensorSource, checkpoint_path, open_weights
 
@@ -34,8 +34,9 @@ class LoadOptions:
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
         precision: precision plan, ``fp32`` or ``bf16``.
         views: cameras in use, a subset of the policy's slots.
-        state_dim: numbers in the robot's state.
-        action_dim: numbers in one action row.
+        state_dim: numbers in the robot's state; None: what the checkpoint was trained with, and 7
+            where it does not say.
+        action_dim: numbers in one action row; None likewise.
         norm_stats: file with normalisation statistics; None means the checkpoint's own, and for
             random weights the identity.
         tokenizer: file of the text encoding; None looks into the checkpoint's folder, and for
@@ -59,8 +60,8 @@ class LoadOptions:
     device: str = "cpu"
     precision: str = "fp32"
     views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
-    state_dim: int = 7
-    action_dim: int = 7
+    state_dim: int | None = None
+    action_dim: int | None = None
     norm_stats: str | Path | None = None
     tokenizer: str | Path | None = None
     delta_actions: tuple[bool, ...] | None = None
@@ -79,12 +80,24 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class Description:
-    """A plan as it would be loaded, without allocating it."""
+    """A plan as it would be loaded, without allocating it.
+
+    Attributes:
+        contract: what goes in, what runs, what a capsule holds.
+        deployment: what the checkpoint says.
+        config: the policy's, a dataclass.
+        transforms: identity of the host-side transforms; empty while something is missing.
+        fingerprint: of the plan; None while something is missing.
+        missing: what :func:`load` would refuse, when the host-side transforms cannot be made of the
+            options; None when they can.
+    """
 
     contract: Contract
-    fingerprint: Fingerprint
     deployment: Deployment
-    config: Any  # the policy's, a dataclass
+    config: Any
+    transforms: Mapping[str, str]
+    fingerprint: Fingerprint | None
+    missing: OptionError | None
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,7 @@ class _Choice:
 
 
 MAIN = "main"
+_DIMS = 7  # of a robot that nothing is said of
 #: What reading a file of any content may raise.
 _FOREIGN = (
     ArithmeticError,
@@ -142,22 +156,11 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
     """What :func:`load` would run on ``device``; packs no weights yet. Errors as there."""
     choice = _choose(options)
     policy, config = choice.policy, choice.config
-    processor = policy.processor(
-        config,
-        ProcessorOptions(
-            choice.views,
-            options.state_dim,
-            options.action_dim,
-            choice.norm_stats,
-            _path("tokenizer", options.tokenizer),
-            choice.deployment,
-            options.delta_actions,
-        ),
-    )
+    processor = _processor(options, choice)
     source = open_weights(options.checkpoint, policy.tensors(config), progress)
     return Plan(
         contract=choice.contract,
-        fingerprint=_identity(options, choice, device, source),
+        fingerprint=_identity(options, choice, device, source, processor),
         processor=processor,
         body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
         pack=lambda buffers: policy.pack(config, source, buffers),
@@ -173,15 +176,38 @@ def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
 
 
 def describe(options: LoadOptions) -> Description:
-    """The contract and fingerprint that :func:`load` would give; allocates nothing."""
+    """What :func:`load` would run; allocates nothing.
+
+    Options that only the host-side transforms refuse (a tokenizer that a trained network needs,
+    say) are no error here but ``missing``: whoever looks at a checkpoint wants to learn of them.
+    """
     choice = _choose(options)
     device = open_device(options.device)
     try:
         source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
-        identity = _identity(options, choice, device, source)
-        return Description(choice.contract, identity, choice.deployment, choice.config)
+        transforms: Mapping[str, str] = {}
+        identity, missing = None, None
+        try:
+            processor = _processor(options, choice)
+        except OptionError as error:
+            missing = error
+        else:
+            transforms = processor.identity
+            identity = _identity(options, choice, device, source, processor)
+        return Description(
+            choice.contract, choice.deployment, choice.config, transforms, identity, missing
+        )
     finally:
         device.close()
+
+
+def configuration(options: LoadOptions) -> tuple[Deployment, Any]:
+    """What the checkpoint says, and the policy's configuration that follows with ``options``.
+
+    Opens neither weights nor device. Raises OptionError or WeightsError.
+    """
+    choice = _choose(options)
+    return choice.deployment, choice.config
 
 
 def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
@@ -204,8 +230,32 @@ def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
     return choice.policy.qualifier(choice.config, source, place)
 
 
+def _processor(options: LoadOptions, choice: _Choice) -> Processor:
+    deployment = choice.deployment
+    trained = {"state_dim": deployment.state_dim, "action_dim": deployment.action_dim}
+    dims = {
+        name: next(dim for dim in (getattr(options, name), trained[name], _DIMS) if dim is not None)
+        for name in trained
+    }
+    return choice.policy.processor(
+        choice.config,
+        ProcessorOptions(
+            choice.views,
+            **dims,
+            norm_stats=choice.norm_stats,
+            tokenizer=_path("tokenizer", options.tokenizer),
+            deployment=deployment,
+            delta_actions=options.delta_actions,
+        ),
+    )
+
+
 def _identity(
-    options: LoadOptions, choice: _Choice, device: Device, source: TensorSource
+    options: LoadOptions,
+    choice: _Choice,
+    device: Device,
+    source: TensorSource,
+    processor: Processor,
 ) -> Fingerprint:
     return fingerprint(
         choice.contract,
@@ -214,6 +264,7 @@ def _identity(
         weights=source.digest,
         arch=device.arch,
         library=device.library,
+        transforms=processor.identity,
     )
 
 

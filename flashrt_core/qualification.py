@@ -78,6 +78,7 @@ class Report:
         joints: error of each action dimension, robot units.
         gates: the checks.
         fingerprint: digest of the plan.
+        transforms: identity of its host-side transforms.
     """
 
     decisions: int
@@ -85,6 +86,7 @@ class Report:
     joints: list[Error]
     gates: list[Gate]
     fingerprint: str
+    transforms: Mapping[str, str]
 
     @property
     def passed(self) -> bool:
@@ -156,6 +158,7 @@ def qualify(
         joints=[_joint(joints, index) for index in range(session.processor.action_dim)],
         gates=list(_check(stages, gates)),
         fingerprint=session.fingerprint.digest,
+        transforms=session.processor.identity,
     )
 
 

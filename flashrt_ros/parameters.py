@@ -17,6 +17,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.images import CODECS, ENCODINGS, ROTATIONS_DEG
 
 JOINTS = "joints"  # name of the joint input beside the camera keys
+NO_ACTION = "none"  # in place of names of actions
 ACTION_KINDS = ("absolute", "delta", "velocity")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _GROUP = "camera.<key>."
@@ -157,7 +158,8 @@ TABLE: tuple[Param, ...] = (
           unit="s", bounds=(0.001, 86400.0)),
     Param("action.names", "string[]", (), "Name of each action; empty takes `joints.names`."),
     Param("action.relative", "string[]", (), "Actions that the network gives relative to the"
-          " observed state of the same index: it is added to them. Empty: as the checkpoint says."),
+          " observed state of the same index: it is added to them. Empty: as the checkpoint says;"
+          " [none]: no action, whatever it says."),
     Param("action.kind", "string", "absolute", "What an action means: a set point, a change of the"
           " observed state, or a velocity.", choices=ACTION_KINDS),
     Param("action.dt_s", "float", 0.02, "Time from one action of a chunk to the next.", unit="s",
@@ -263,7 +265,7 @@ def build_config(values: Mapping[str, Any]) -> NodeConfig:
             "parameter 'action.names'", expected="a name for each action", got="none",
             remedy="set it, or joints.names",
         )  # fmt: skip
-    for name in v["action.relative"]:
+    for name in v["action.relative"] if v["action.relative"] != (NO_ACTION,) else ():
         if name not in action_names:
             raise OptionError(
                 "parameter 'action.relative'", expected=f"names of {list(action_names)}", got=name

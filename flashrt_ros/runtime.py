@@ -18,7 +18,7 @@ from rclpy.task import Future
 
 from flashrt_core import images
 from flashrt_core.engine import describe
-from flashrt_core.errors import FlashRTError
+from flashrt_core.errors import FlashRTError, OptionError
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
@@ -108,6 +108,7 @@ class Runtime:
         progress = LoadLog(self.node.get_logger().info)
         self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
         release(self._close_engine)
+        check_action_kind(config, self.session.processor.relative)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
         self.decider = Decider(self.session, self.ingest, config, self._outlet, self.statistics)
@@ -316,6 +317,21 @@ class LoadLog:
         if now - self._last >= self._every_s:
             self._last = now
             self._say(f"checkpoint: {step} {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+
+def check_action_kind(config: NodeConfig, relative: tuple[int, ...]) -> None:
+    """OptionError when actions that the state is added to would be published as changes of it."""
+    if config.action_kind == "delta" and relative:
+        raise OptionError(
+            "parameter 'action.kind'",
+            expected=f"absolute: the observed state is added to {_names(config, relative)}",
+            got="delta",
+            remedy="set it to absolute, or action.relative to [none] to publish the changes",
+        )
+
+
+def _names(config: NodeConfig, indices: tuple[int, ...]) -> str:
+    return ", ".join(config.action_names[index] for index in indices)
 
 
 def load_options(config: NodeConfig) -> LoadOptions:

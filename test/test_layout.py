@@ -21,6 +21,7 @@ LONG_FILES: dict[str, str] = {}
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_ros",),
     ("flashrt_core.cli", "flashrt_core.cli_qualify", "flashrt_core.__main__"),
+    ("flashrt_core.cli_options",),
     ("flashrt_core.terminal",),
     ("flashrt_core.bench",),
     ("flashrt_core.load",),

@@ -40,12 +40,15 @@ class Deployment:
         origin: "random", or the implementation whose format it is.
         overrides: values of the policy's configuration that it fixes; options still override them.
         cameras: its own names of the cameras, in the order of the policy's slots.
+        state_dim, action_dim: numbers of the robot it was trained with; None where it does not say.
         details: whatever else the policy's processor needs of it.
     """
 
     origin: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
     cameras: tuple[str, ...] = ()
+    state_dim: int | None = None
+    action_dim: int | None = None
     details: Any = None
 
 
@@ -75,11 +78,21 @@ class ProcessorOptions:
 
 
 class Processor(Protocol):
-    """Host-side transforms between robot units and the policy's windows. Stateless."""
+    """Host-side transforms between robot units and the policy's windows. Stateless.
+
+    Attributes:
+        views: names of the cameras in use, in slot order.
+        state_dim, action_dim: numbers of the robot.
+        relative: actions, by index, that decode() adds the state to.
+        identity: what the transforms are, part by part in readable text that holds digests of
+            statistics and of the text encoding. State saved under one does not fit another.
+    """
 
     views: tuple[str, ...]
     state_dim: int
     action_dim: int
+    relative: tuple[int, ...]
+    identity: Mapping[str, str]
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or cannot fit the largest bucket."""

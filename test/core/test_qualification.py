@@ -32,7 +32,7 @@ def open_session(options: LoadOptions = OPTIONS) -> Session:
 def run(
     session: Session, options: LoadOptions = OPTIONS, gates: Gates | None = None, count: int = 2
 ) -> Report:
-    observations = made_up_observations(session.processor.views, options.state_dim, count)
+    observations = made_up_observations(session.processor.views, session.processor.state_dim, count)
     limits = gates or gates_for(options.precision)
     return qualify(session, qualifier(options), limits, observations)
 
@@ -44,7 +44,7 @@ def test_the_cpu_pipeline_qualifies(precision: str, numerics: str) -> None:
     report = run(open_session(options), options)
     assert report.passed
     assert report.decisions == 2
-    assert len(report.joints) == options.action_dim
+    assert len(report.joints) == 7
     assert next(iter(report.stages)).startswith("prompt")
     assert list(report.stages)[-1] == "decision: actions"
     assert json.loads(json.dumps(report.as_dict()))["passed"] is True

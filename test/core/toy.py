@@ -7,7 +7,8 @@ action: actions = kv + noise + offset
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -132,6 +133,8 @@ class ToyProcessor:
     views: tuple[str, ...] = (VIEW,)
     state_dim: int = 3
     action_dim: int = 2
+    relative: tuple[int, ...] = ()
+    identity: Mapping[str, str] = field(default_factory=lambda: {"state": "as it is"})
 
     def check_prompt(self, text: str) -> None:
         if not 0 < len(text) <= 4:
@@ -160,6 +163,7 @@ def engine(
         weights=weights,
         arch=device.arch,
         library=device.library,
+        transforms=ToyProcessor().identity,
     )
     plan = Plan(spec, identity, ToyProcessor(), bodies, lambda b: b["weights"].fill_(1.0))
     return Engine(plan, device, max_sessions=max_sessions, capsule_slots=capsule_slots)

@@ -71,12 +71,16 @@ def write_norm_stats(
     *,
     width: int = parity.STATS_DIM,
     keep: tuple[str, ...] = ("mean", "std", "q01", "q99"),
+    scale: float = 1.0,
 ) -> Path:
-    """openpi's statistics file, the named statistics, padded with zeros to ``width``."""
+    """openpi's statistics file: those named, times ``scale``, padded with zeros to ``width``."""
     parts = {"state": "state", "actions": "action"}
     padding = [0.0] * (width - parity.STATS_DIM)
     content = {
-        ours: {name: parity.statistics(theirs)[name] + padding for name in keep}
+        ours: {
+            name: [value * scale for value in parity.statistics(theirs)[name]] + padding
+            for name in keep
+        }
         for ours, theirs in parts.items()
     }
     path.write_text(json.dumps({"norm_stats": content}))

@@ -128,6 +128,32 @@ def test_options_override_the_folder(tmp_path: Path) -> None:
     ) == ["config"]
 
 
+def test_the_fingerprint_holds_what_turns_robot_units_into_windows(tmp_path: Path) -> None:
+    folder = write_lerobot(tmp_path / "l")
+    plain = describe(options(folder)).fingerprint
+    assert plain is not None
+    stats = write_norm_stats(tmp_path / "norm_stats.json", scale=2.0)
+    tokenizer = tmp_path / "other.model"
+    model = bytearray((folder / "tokenizer.model").read_bytes())
+    model[model.index(b"<unk>") + 1] ^= 1  # the piece's name; the file still parses
+    tokenizer.write_bytes(bytes(model))
+    relative = (True,) * parity.STATS_DIM
+    for change in ({"norm_stats": stats}, {"tokenizer": tokenizer}, {"delta_actions": relative}):
+        other = describe(options(folder, **change)).fingerprint
+        assert other is not None and plain.diff(other) == ["transforms"], change
+    same = describe(options(folder, delta_actions=(False,))).fingerprint
+    assert same == plain, "what has no effect is no difference"
+
+
+def test_dimensions_come_from_the_checkpoint(tmp_path: Path) -> None:
+    folder = write_lerobot(tmp_path / "l")
+    chosen = options(folder, state_dim=None, action_dim=None)
+    description = describe(chosen)
+    assert description.missing is None
+    assert description.transforms["actions"].startswith(f"{parity.STATS_DIM} numbers, range")
+    assert actions_of(chosen)[1].shape[1] == parity.STATS_DIM
+
+
 def test_unused_tensors_may_be_absent(tmp_path: Path) -> None:
     """Nothing reads the expert's head nor what follows the last layer's keys and values."""
     unused = ("gemma_expert.lm_head.weight", "layers.17.mlp.up_proj.weight", "model.norm.weight")

@@ -80,7 +80,7 @@ def test_weights_alone_take_norm_stats(tmp_path: Path, kind: str, lerobot: Path)
     assert found.origin == kind
     same(found.details.state, "state", "q01", "q99")
     same(found.details.actions, "action", "q01", "q99")
-    assert (found.details.state_dim, found.details.action_dim) == (8, 8)
+    assert (found.state_dim, found.action_dim) == (8, 8)
 
 
 def test_weights_in_a_lerobot_folder_are_not_taken_alone(tmp_path: Path, lerobot: Path) -> None:

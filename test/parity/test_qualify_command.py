@@ -54,6 +54,10 @@ def test_a_checkpoint_qualifies(
         "decision",
     }
     assert len(found["joints"]) == parity.STATS_DIM
+    assert found["origin"] == origin
+    arithmetic = {"openpi": "added", "lerobot": "guarded"}[origin]
+    assert found["config"]["numerics"]["normalisation"] == arithmetic
+    assert found["transforms"]["state"].startswith(f"{parity.STATS_DIM} numbers, range")
     cosines = [gate for gate in found["gates"] if gate["name"] == "cosine of action rows"]
     assert cosines[0]["found"] > (0.999999 if precision == "fp32" else 0.9999)
 
@@ -84,16 +88,39 @@ def test_inspect_says_where_the_weights_come_from(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     folder = write_lerobot(tmp_path / "lerobot", dtype="bfloat16", horizon=7)
-    options = ["inspect", "pi05", "--preset", "base", "--checkpoint", str(folder)]
+    options = ["inspect", "pi05", "--checkpoint", str(folder)]
     code, out, _ = call(capsys, *options, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["checkpoint"] == {"origin": "lerobot", "cameras": ["image", "image2"]}
+    assert found["checkpoint"] == {
+        "origin": "lerobot",
+        "cameras": ["image", "image2"],
+        "state_dim": parity.STATS_DIM,
+        "action_dim": parity.STATS_DIM,
+    }
+    assert found["transforms"]["relative actions"] == "none"
+    assert found["missing"] is None
     assert found["config"]["horizon"] == 7
     assert found["config"]["numerics"]["embedding_scale"] == "bfloat16"
     _, out, _ = call(capsys, *options)
     assert "origin lerobot" in out
     assert "image, image2" in out
+
+
+def test_inspect_says_what_is_still_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = write_openpi(tmp_path / "openpi")
+    (folder / "paligemma_tokenizer.model").unlink()
+    options = ["inspect", "pi05", "--checkpoint", str(folder)]
+    code, out, _ = call(capsys, *options, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["fingerprint"] is None and found["transforms"] == {}
+    assert found["missing"].startswith("option 'tokenizer': expected")
+    code, out, _ = call(capsys, *options)
+    assert code == 0 and "not loadable like this: option 'tokenizer'" in out
 
 
 def test_digest_in_the_fingerprint_follows_the_weights(

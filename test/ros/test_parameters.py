@@ -15,6 +15,7 @@ from flashrt_ros.parameters import (
     expand,
     render_markdown,
 )
+from flashrt_ros.runtime import check_action_kind, load_options
 from flashrt_ros.unknown_parameters import unknown_parameters
 
 MINIMAL: dict[str, Any] = {
@@ -85,6 +86,23 @@ def test_bad_values_are_refused_in_one_line(change: dict[str, Any], message: str
     with pytest.raises(OptionError, match=message) as error:
         build_config(MINIMAL | change)
     assert "\n" not in str(error.value)
+
+
+def test_relative_actions_are_the_checkpoints_unless_said() -> None:
+    def delta_actions(names: list[str]) -> tuple[bool, ...] | None:
+        return load_options(build_config(MINIMAL | {"action.relative": names})).delta_actions
+
+    assert delta_actions([]) is None
+    assert delta_actions(["b"]) == (False, True)
+    assert delta_actions(["none"]) == (False, False)
+
+
+def test_actions_that_the_state_is_added_to_are_no_changes_of_it() -> None:
+    config = build_config(MINIMAL | {"action.kind": "delta"})
+    check_action_kind(config, ())
+    check_action_kind(build_config(MINIMAL), (1,))
+    with pytest.raises(OptionError, match=r"'action.kind': expected absolute: .* to b, got delta"):
+        check_action_kind(config, (1,))
 
 
 def test_two_cameras_cannot_feed_one_view() -> None:

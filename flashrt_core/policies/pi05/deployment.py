@@ -41,7 +41,6 @@ class Details:
     Attributes:
         state, actions: statistics; None means the network's range is the robot's unit.
         relative: for each action dimension whether the network gives it relative to the state.
-        state_dim, action_dim: what the checkpoint was trained with; None where it does not say.
         tokenizer: a SentencePiece model in the folder.
         trained: weights of a file, not random ones: they know their own tokenizer.
     """
@@ -49,8 +48,6 @@ class Details:
     state: Statistics | None = None
     actions: Statistics | None = None
     relative: tuple[bool, ...] = ()
-    state_dim: int | None = None
-    action_dim: int | None = None
     tokenizer: Path | None = None
     trained: bool = False
 
@@ -123,8 +120,7 @@ def _alone(file: Path, lerobot: bool, norm_stats: Path | None) -> Deployment:
             remedy="set checkpoint to the folder" if beside else "set norm_stats to their file",
         )
     origin = "lerobot" if lerobot else "openpi"
-    details = _openpi_details(norm_stats, None)
-    return Deployment(origin, {"numerics": origin}, cameras=SLOTS, details=details)
+    return _openpi_deployment(origin, {"numerics": origin}, norm_stats, None)
 
 
 def _openpi(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
@@ -132,19 +128,21 @@ def _openpi(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) ->
     if "action_horizon" in config:
         where = folder / "config.json"
         overrides["horizon"] = field_of(config, "action_horizon", COUNT, where)
-    details = _openpi_details(norm_stats or _only_norm_stats(folder), _tokenizer(folder))
-    return Deployment("openpi", overrides, cameras=SLOTS, details=details)
+    stats = norm_stats or _only_norm_stats(folder)
+    return _openpi_deployment("openpi", overrides, stats, _tokenizer(folder))
 
 
-def _openpi_details(stats: Path, tokenizer: Path | None) -> Details:
+def _openpi_deployment(
+    origin: str, overrides: Mapping[str, Any], stats: Path, tokenizer: Path | None
+) -> Deployment:
     state, actions = (read_norm_stats(stats, part) for part in ("state", "actions"))
-    return Details(
-        state,
-        actions,
+    return Deployment(
+        origin,
+        overrides,
+        cameras=SLOTS,
         state_dim=_exact(state),
         action_dim=_exact(actions),
-        tokenizer=tokenizer,
-        trained=True,
+        details=Details(state, actions, tokenizer=tokenizer, trained=True),
     )
 
 
@@ -206,8 +204,7 @@ def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -
             f"checkpoint {str(folder)!r}", expected=f"at most {len(SLOTS)} cameras", got=cameras
         )
     widths = {name: size for name, (kind, size) in shapes.items() if kind != "VISUAL"}
-    details = _lerobot_details(folder, widths, norm_stats)
-    return Deployment("lerobot", overrides, cameras=cameras, details=details)
+    return _lerobot_deployment(folder, overrides, cameras, widths, norm_stats)
 
 
 def _image_size(config: Mapping[str, Any], where: Path) -> int:
@@ -239,7 +236,13 @@ def _shapes(config: Mapping[str, Any], where: Path) -> dict[str, tuple[str, int]
     return found
 
 
-def _lerobot_details(folder: Path, widths: Mapping[str, int], norm_stats: Path | None) -> Details:
+def _lerobot_deployment(
+    folder: Path,
+    overrides: Mapping[str, Any],
+    cameras: tuple[str, ...],
+    widths: Mapping[str, int],
+    norm_stats: Path | None,
+) -> Deployment:
     before, after = (read_steps(folder / name) for name in FILES)
     state = feature_statistics(
         folder / FILES[0], before, "normalizer_processor", "observation.state", norm_stats
@@ -261,12 +264,12 @@ def _lerobot_details(folder: Path, widths: Mapping[str, int], norm_stats: Path |
                 f"{stats.source}", expected=f"{width} numbers, as config.json says", got=stats.dims
             )
         dims[name] = exact if width is None else width
-    return Details(
-        state=state,
-        actions=actions,
-        relative=relative_dims(folder, before, after, dims["action"]),
+    relative = relative_dims(folder, before, after, dims["action"])
+    return Deployment(
+        "lerobot",
+        overrides,
+        cameras=cameras,
         state_dim=dims["observation.state"],
         action_dim=dims["action"],
-        tokenizer=_tokenizer(folder),
-        trained=True,
+        details=Details(state, actions, relative, _tokenizer(folder), trained=True),
     )

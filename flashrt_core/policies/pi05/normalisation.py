@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import OptionError, shorten
 from ...files import read_json
+from ...fingerprint import sha256_of
 
 Array = np.ndarray[Any, Any]
 Mode = Literal["range", "mean_std"]
@@ -56,6 +57,13 @@ class Statistics:
     def dims(self) -> int:
         """Dimensions that the statistics cover."""
         return int(self.first.shape[0])
+
+    @property
+    def identity(self) -> str:
+        """The arithmetic in words and a digest of the numbers; equal for equal effect."""
+        numbers = sha256_of([self.first.tolist(), self.second.tolist()])
+        arithmetic = f"guarded by {self.eps:g}" if self.guarded else f"{_ADDED_EPS:g} added"
+        return f"{self.dims} numbers, {self.mode}, {arithmetic}, {numbers[:16]}"
 
     def take(self, dims: int) -> Statistics:
         """The statistics of the first ``dims`` dimensions."""

@@ -116,12 +116,20 @@ class Pi05Processor:
             ) from error
         self._state_stats = None
         if config.state_in_prompt:
-            own = _as_trained("state_dim", self.state_dim, details.state_dim, details.state)
+            own = _as_trained("state_dim", self.state_dim, deployment.state_dim, details.state)
             self._state_stats = own and replace(own, guarded=numerics.normalisation == "guarded")
-        own = _as_trained("action_dim", self.action_dim, details.action_dim, details.actions)
+        own = _as_trained("action_dim", self.action_dim, deployment.action_dim, details.actions)
         self._action_stats = own and replace(own, guarded=numerics.normalisation == "guarded")
         relative = options.delta_actions
-        self._relative = self._mask(details.relative if relative is None else relative)
+        self.relative = self._mask(details.relative if relative is None else relative)
+        self.identity: Mapping[str, str] = {
+            "state": _normalised(self.state_dim, self._state_stats)
+            if config.state_in_prompt
+            else "not read",
+            "actions": _normalised(self.action_dim, self._action_stats),
+            "relative actions": ", ".join(map(str, self.relative)) or "none",
+            "tokenizer": tokenizer.digest,
+        }
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or, with the longest state, exceeds the last bucket."""
@@ -186,17 +194,17 @@ class Pi05Processor:
         own = actions[:, : self.action_dim]
         if self._action_stats is not None:
             own = self._action_stats.restore(own)
-        if self._relative.size:
+        if self.relative:
             base = self._checked_state(state)
             if base is None:
                 raise InputError(
                     "state", expected=f"{self.state_dim} numbers: actions add to it", got="none"
                 )
-            own = own.copy()
-            own[:, self._relative] += base[self._relative].astype(own.dtype)
+            own, added = own.copy(), list(self.relative)
+            own[:, added] += base[added].astype(own.dtype)
         return np.array(own, dtype=np.float32, order="C")
 
-    def _mask(self, relative: tuple[bool, ...]) -> Array:
+    def _mask(self, relative: tuple[bool, ...]) -> tuple[int, ...]:
         """Indices of the action dimensions that are relative to the state."""
         indices = np.flatnonzero(np.asarray(relative, dtype=bool))
         dims = min(self.action_dim, self.state_dim)
@@ -207,7 +215,7 @@ class Pi05Processor:
                 f"{self.state_dim} numbers has one to add",
                 got=list(relative),
             )
-        return indices
+        return tuple(indices.tolist())
 
     def _checked_state(self, state: Array | None) -> Array | None:
         if state is None:
@@ -227,6 +235,10 @@ class Pi05Processor:
                 f"state[{bad[0]}]", expected="a finite number", got=float(values[bad[0]])
             )
         return values.astype(np.float64)
+
+
+def _normalised(dims: int, stats: Statistics | None) -> str:
+    return f"{dims} numbers as they are" if stats is None else stats.identity
 
 
 def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import sentencepiece
 
 from ...errors import InputError, OptionError
+from ...files import LFS_POINTER, LFS_REMEDY
 
 
 class Tokenizer:
@@ -17,6 +19,11 @@ class Tokenizer:
     Args:
         path: a SentencePiece model file; None for the one that ships (1024 pieces, byte fallback),
             which fits random weights only: a trained network knows its own tokenizer.
+
+    Attributes:
+        name: the file, or "tiny".
+        digest: SHA-256 of the model.
+        bos: id of the begin-of-text piece.
 
     Raises:
         OptionError: the file is missing, is no SentencePiece model, or has no begin-of-text piece.
@@ -34,6 +41,14 @@ class Tokenizer:
                 expected="a SentencePiece model file",
                 got=f"{self.name!r} ({error.strerror or error})",
             ) from error
+        if model.startswith(LFS_POINTER):
+            raise OptionError(
+                "option 'tokenizer'",
+                expected="a SentencePiece model file",
+                got=f"{self.name!r}, a git-lfs pointer to it",
+                remedy=LFS_REMEDY,
+            )
+        self.digest = sha256(model).hexdigest()
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)

@@ -196,6 +196,10 @@ def test_tokenizer_files(tmp_path: Path) -> None:
         Tokenizer(tmp_path / "missing.model")
     broken = tmp_path / "broken.model"
     broken.write_bytes(b"this is no model")
+    pointer = tmp_path / "pointer.model"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4264023\n")
+    with pytest.raises(OptionError, match="'tokenizer': .* a git-lfs pointer to it; run git lfs"):
+        Tokenizer(pointer)
     with pytest.raises(OptionError, match="'tokenizer': .*16 bytes that do not parse"):
         Tokenizer(broken)
 
