@@ -7,8 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .cli_bench import bench_command
 from .cli_options import (
     DEFAULT_CHECKPOINT,
     DEFAULT_VIEWS,
@@ -54,6 +54,7 @@ app = typer.Typer(
 
 
 app.command("qualify")(qualify_command)
+app.command("bench")(bench_command)
 
 
 @app.command()
@@ -97,43 +98,6 @@ def inspect(
         return
     title = f"{policy}, preset {options.preset}, {precision}, on {device}"
     terminal_or_file().print(render(description, title))
-
-
-@app.command()
-def bench(
-    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
-    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
-    checkpoint: Annotated[str, typer.Option(help="random:<seed> or a path.")] = "random:0",
-    device: Annotated[str, typer.Option(help="cuda.")] = "cuda",
-    precision: Annotated[str, typer.Option(help="Precision plan.")] = "bf16",
-    cases: Annotated[
-        str, typer.Option(help="views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")
-    ] = "",
-    samples: Annotated[int, typer.Option(help="Timed decisions a case.")] = 200,
-    overlap: Annotated[str, typer.Option(help="on, off, or both with a check of the bits.")] = "on",
-    trace: Annotated[bool, typer.Option(help="Add each kernel's time.")] = False,
-    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="PNG file.")] = None,
-) -> None:
-    """Measure whole decisions: graph replay, call from images to actions, kernels, roofline."""
-    # Only here: no other command needs what measuring needs.
-    from .bench.command import BenchOptions, run_bench
-    from .bench.latency import Case
-
-    options = BenchOptions(
-        policy=policy,
-        preset=preset,
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
-        cases=tuple(Case.parse(part.strip()) for part in cases.split(",") if part.strip()),
-        samples=samples,
-        overlap=overlap,
-        trace=trace,
-        output=output,
-        figure=figure,
-    )
-    run_bench(options, terminal_or_file())
 
 
 def as_dict(description: Description) -> dict[str, Any]:

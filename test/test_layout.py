@@ -20,7 +20,12 @@ LONG_FILES: dict[str, str] = {}
 # The first prefix that fits counts, so an exception stands above its room.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_ros",),
-    ("flashrt_core.cli", "flashrt_core.cli_qualify", "flashrt_core.__main__"),
+    (
+        "flashrt_core.cli",
+        "flashrt_core.cli_bench",
+        "flashrt_core.cli_qualify",
+        "flashrt_core.__main__",
+    ),
     ("flashrt_core.cli_options",),
     ("flashrt_core.terminal",),
     ("flashrt_core.bench",),

@@ -11,7 +11,9 @@ import numpy as np
 from rich.console import Console
 
 from ..errors import NumericsError, OptionError
-from .latency import CASES, Bench, Case, CaseResult
+from .case import CASES, Case
+from .latency import Bench, CaseResult
+from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, table, write_json
 
 
@@ -24,7 +26,10 @@ class BenchOptions:
         cases: shapes; empty means all of 1, 2, 3 views x 48, 200 tokens x horizon 10, 50.
         samples: decisions that are timed, each on an observation other than the last.
         overlap: "on", "off", or "both": each case both ways, with a check for equal bits.
-        trace: add every kernel's time, from torch's profiler.
+        trace: add every kernel's time, and one layer's kernels, from torch's profiler.
+        peer: "lerobot" runs LeRobot's code on the same GPU afterwards, for the ratio; "" does not.
+        peer_cases: those of ``cases`` that the peer runs; empty means all. It takes some minutes.
+        peer_paths: "eager", "compiled_graph", or both.
         output: JSON file; None writes none.
         figure: PNG file; None draws none.
     """
@@ -38,6 +43,9 @@ class BenchOptions:
     samples: int = 200
     overlap: str = "on"
     trace: bool = False
+    peer: str = ""
+    peer_cases: tuple[Case, ...] = ()
+    peer_paths: tuple[str, ...] = PATHS
     output: Path | None = None
     figure: Path | None = None
 
@@ -47,20 +55,23 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
 
     Raises:
         OptionError: an option that is unknown or out of range.
-        DeviceError: no usable GPU.
+        DeviceError: no usable GPU, or no peer.
         NumericsError: overlap changed a bit.
     """
     _check(options)
     # Most prefix rows first: the other cases take their weights from it.
     cases = sorted(options.cases or CASES, key=lambda c: (-c.views, -c.prompt_tokens, c.horizon))
+    if unknown := set(options.peer_cases) - set(cases):
+        raise OptionError("option 'peer-cases' of bench", expected="some of the cases", got=unknown)
     bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=options.precision)
     try:
         lines = _measure(bench, options, cases)
-        library = str(bench.library)
     finally:
         bench.close()
+    if options.peer:  # behind everything of ours, so that it disturbs none of our times
+        _add_peers(options, cases, lines)
     lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))
-    result = describe_run(library, lines)
+    result = describe_run(str(bench.library), bench.gpu, lines)
     console.print(table(result))
     if options.output is not None:
         write_json(result, options.output)
@@ -74,6 +85,7 @@ def _check(options: BenchOptions) -> None:
         ("policy", ("pi05",)),
         ("device", ("cuda",)),
         ("overlap", ("on", "off", "both")),
+        ("peer", ("", "lerobot")),
     ):
         if getattr(options, name) not in known:
             raise OptionError(
@@ -83,6 +95,11 @@ def _check(options: BenchOptions) -> None:
             )
     if options.samples < 1:
         raise OptionError("option 'samples' of bench", expected=">= 1", got=options.samples)
+    if options.peer:
+        check_paths(options.peer_paths)
+        if options.preset != "base":
+            raise OptionError("option 'preset' of bench", expected="'base', the peer's sizes")
+        require_lerobot()  # said before minutes are spent
 
 
 def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -97,6 +114,15 @@ def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list
             line["overlap_off"] = {name: other[name] for name in ("replay_ms", "stage_ms")}
             line["overlap_equal_bits"] = True
     return lines
+
+
+def _add_peers(
+    options: BenchOptions, cases: Sequence[Case], lines: Sequence[dict[str, Any]]
+) -> None:
+    for case, line in zip(cases, lines, strict=True):
+        if case in (options.peer_cases or cases):
+            rows = run_peer(case, options.samples, options.peer_paths)
+            line["peers"] = [with_ratios(row, line) for row in rows]
 
 
 def _check_bits(first: CaseResult, second: CaseResult) -> None:

@@ -23,44 +23,17 @@ from ..errors import OptionError
 from ..load import LoadOptions, make_plan, start
 from ..policies.base import Observation
 from ..session import Session
+from .case import SLOTS, Case, percentiles
+from .layers import LayerTrace, layer_traces
+from .machine import gpu_state
 from .roofline import CEILINGS, floor_ms
 from .trace import KernelTime, totals, trace
 
-_SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 _PROMPT = "pick up the cup"
 _STATE_DIM = 1
 #: Observations that are drawn beforehand and shown in turn; no two neighbours are equal.
 _OBSERVATIONS = 16
 _WARM_UP = 30
-
-
-@dataclass(frozen=True, order=True)
-class Case:
-    """The shape of a decision."""
-
-    views: int
-    prompt_tokens: int
-    horizon: int
-    steps: int = 10
-
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """``views x prompt tokens x horizon``, such as ``2x48x10``; OptionError otherwise."""
-        parts = text.lower().split("x")
-        if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise OptionError("case", expected="views x tokens x horizon, like 2x48x10", got=text)
-        views, tokens, horizon = map(int, parts)
-        if views > len(_SLOTS):
-            raise OptionError("case", expected=f"at most {len(_SLOTS)} views", got=text)
-        return cls(views, tokens, horizon)
-
-
-CASES = tuple(
-    Case(views, tokens, horizon)
-    for views in (1, 2, 3)
-    for tokens in (48, 200)
-    for horizon in (10, 50)
-)
 
 
 @dataclass
@@ -77,6 +50,7 @@ class CaseResult:
     floor: dict[str, float]
     actions: np.ndarray[Any, Any] = field(repr=False)
     traced: list[KernelTime] = field(default_factory=list, repr=False)
+    layers: dict[str, LayerTrace] = field(default_factory=dict, repr=False)
 
     def to_json(self, precision: str) -> dict[str, Any]:
         """The case as it goes into a result file."""
@@ -99,16 +73,8 @@ class CaseResult:
             if floor
             else None,
             "kernel_totals": totals(self.traced),
+            "layers": {name: layer.to_json() for name, layer in self.layers.items()},
         }
-
-
-def percentiles(times: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:
-    """p50, p95 and p99."""
-    values = np.percentile(np.asarray(times, dtype=np.float64), (50, 95, 99))
-    return {
-        name: round(float(value), 4)
-        for name, value in zip(("p50", "p95", "p99"), values, strict=True)
-    }
 
 
 class Bench:
@@ -122,10 +88,12 @@ class Bench:
 
     Attributes:
         library: digest of the kernels that ran; None before the first case.
+        gpu: what nvidia-smi tells, read right behind the timed decisions of the latest case.
     """
 
     def __init__(self, *, preset: str, checkpoint: str, precision: str) -> None:
         self.library: str | None = None
+        self.gpu: dict[str, str] = {}
         self._options = LoadOptions(
             preset=preset,
             checkpoint=checkpoint,
@@ -144,7 +112,11 @@ class Bench:
         for case in cases:
             session = self._start(case, overlap)
             try:
-                yield _measure(session, case, samples, traced, self._options.preset)
+                result = _measure(session, case, samples, self._options.preset)
+                self.gpu = gpu_state()
+                if traced:
+                    _add_trace(result, session, self._options.preset)
+                yield result
             finally:
                 if session is not self._packed:
                     session.engine.close()
@@ -159,7 +131,7 @@ class Bench:
     def _start(self, case: Case, overlap: bool) -> Session:
         options = replace(
             self._options,
-            views=_SLOTS[: case.views],
+            views=SLOTS[: case.views],
             horizon=case.horizon,
             steps=case.steps,
             prompt_buckets=(case.prompt_tokens,),
@@ -180,7 +152,7 @@ class Bench:
         return session
 
 
-def _measure(session: Session, case: Case, samples: int, traced: bool, preset: str) -> CaseResult:
+def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseResult:
     device = session.engine.device
     assert isinstance(device, CudaDevice)
     observations = _observations(session, case)
@@ -214,8 +186,20 @@ def _measure(session: Session, case: Case, samples: int, traced: bool, preset: s
         expert_layer_us=float(np.median(stages["action"])) * 1e3 / layers,
         floor=_floor(device, session, shape, preset),
         actions=session.decide(observations[0], noise=_noise(session)).raw,
-        traced=trace(device, program) if traced else [],
     )
+
+
+def _add_trace(result: CaseResult, session: Session, preset: str) -> None:
+    device, shape = session.engine.device, session.shape
+    assert isinstance(device, CudaDevice) and shape is not None
+    names = tuple(stage.name for stage in session.contract.decision_stages)
+    result.traced = trace(device, session.engine.program(shape, names))
+    from ..policies.pi05.config import make_config  # a trace knows this policy's depths
+
+    config = make_config(preset)
+    # The last layer of the prefix makes keys and values only.
+    depths = {"prefix": config.trunk.depth - 1, "expert": config.expert.depth}
+    result.layers = layer_traces(result.traced, depths)
 
 
 def _copy_static(plan: Plan, before: Session, buffers: dict[str, Tensor]) -> None:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .machine import commit, gpu_state, versions
+from .machine import commit, versions
 
 
-def describe_run(kernel_library: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Everything that a reader needs to trust and repeat the numbers."""
-    state = gpu_state()
+def describe_run(
+    kernel_library: str, state: Mapping[str, str], cases: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Everything that a reader needs to trust and repeat the numbers.
+
+    Args:
+        kernel_library: digest.
+        state: of the GPU under load, see :func:`flashrt_core.bench.machine.gpu_state`.
+        cases: lines of the result.
+    """
     return {
         "gpu": state.get("name", "unknown"),
         "driver": state.get("driver_version", "unknown"),
@@ -59,26 +66,52 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Stacked stages of each case beside its roofline, as a PNG."""
+    """Each case's stages, stacked, with its roofline, and the peer's fastest path beside; a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     cases = result["cases"]
-    names = [f"{c['views']} views\n{c['prompt_tokens']} tok\nh {c['horizon']}" for c in cases]
-    figure, axes = pyplot.subplots(figsize=(1.2 + 0.9 * len(cases), 3.6), layout="constrained")
-    bottom = [0.0] * len(cases)
+    figure, axes = pyplot.subplots(figsize=(6.4, 1.5 + 0.5 * len(cases)), layout="constrained")
+    places = range(len(cases))
+    height = 0.36 if any(case.get("peers") for case in cases) else 0.6
+    low = [0.0] * len(cases)
     for stage in dict.fromkeys(stage for case in cases for stage in case["stage_ms"]):
         values = [case["stage_ms"].get(stage, 0.0) for case in cases]
-        axes.bar(names, values, bottom=bottom, width=0.6, label=stage)
-        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+        axes.barh(places, values, height, left=low, label=stage)
+        low = [begin + value for begin, value in zip(low, values, strict=True)]
+    for place, total in zip(places, low, strict=True):
+        axes.text(total, place, f" {total:.1f}", va="center", fontsize=8)
     floors = [sum(case["roofline_ms"].values()) for case in cases]
     if all(floors):
-        axes.plot(names, floors, "k_", markersize=22, label="roofline")
-    axes.set_ylabel("graph replay, ms (p50)")
-    axes.set_title(f"{result['gpu']}, {cases[0]['precision']}")
-    axes.legend(frameon=False)
+        axes.plot(floors, places, "k|", markersize=12, label="roofline")
+    _draw_peers(axes, cases, height)
+    names = ["{views} x {prompt_tokens} x {horizon}".format(**case) for case in cases]
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("one decision on the GPU, ms (p50)")
+    axes.set_title(f"π0.5, {result['gpu']}, {cases[0]['precision']}", loc="left", fontsize=10)
+    axes.set_ylabel("views x prompt tokens x horizon")
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
     pyplot.close(figure)
+
+
+def _draw_peers(axes: Any, cases: Sequence[dict[str, Any]], height: float) -> None:
+    best = {
+        place: min(case["peers"], key=lambda row: row["ms"]["p50"])
+        for place, case in enumerate(cases)
+        if case.get("peers")
+    }
+    if not best:
+        return
+    row = next(iter(best.values()))
+    label = f"{row['name']} {row['version']}, {row['path'].replace('_', ' + ')}"
+    values = [row["ms"]["p50"] for row in best.values()]
+    places = [place + height for place in best]
+    axes.barh(places, values, height, color="0.8", label=label)
+    for place, value in zip(places, values, strict=True):
+        axes.text(value, place, f" {value:.1f}", va="center", fontsize=8, color="0.4")

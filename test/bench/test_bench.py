@@ -1,0 +1,122 @@
+"""Measuring, as far as a machine without a GPU can check it: traces, rows, files, refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flashrt_core.bench import peer_lerobot
+from flashrt_core.bench.case import Case, parse_cases
+from flashrt_core.bench.command import BenchOptions, run_bench
+from flashrt_core.bench.layers import layer_traces
+from flashrt_core.bench.report import describe_run, draw, write_json
+from flashrt_core.bench.trace import KernelTime
+from flashrt_core.errors import DeviceError, OptionError
+
+PREFIX = ["norm", "product a", "turn", "attention", "product b", "norm", "product c"]
+EXPERT = ["qkv", "few queries", "out", "geglu", "out"]
+
+
+def trace_of(names: list[str]) -> list[KernelTime]:
+    """Kernels of 2 us that start every 3 us."""
+    return [KernelTime(name, 3.0 * place, 2.0) for place, name in enumerate(names)]
+
+
+def test_layers_are_found_by_what_repeats() -> None:
+    tower = ["norm", "qkv product", "segments", "fc"] * 27
+    step = ["in", *EXPERT * 18, "euler"]
+    names = ["patches", *tower, "copy", *PREFIX * 17, "norm", "product kv", "turn", *step * 10]
+    found = layer_traces(trace_of(names), {"prefix": 17, "expert": 18})
+    assert [kernel.name for kernel in found["prefix"].kernels] == PREFIX
+    assert [kernel.name for kernel in found["expert"].kernels] == EXPERT
+    assert (found["prefix"].repeats, found["expert"].repeats) == (17, 180)
+    assert found["expert"].layer_us == pytest.approx(15.0)
+    assert [kernel.start_us for kernel in found["expert"].kernels] == [0.0, 3.0, 6.0, 9.0, 12.0]
+    assert found["expert"].to_json()["kernels"][1] == {
+        "kernel": "few queries",
+        "start_us": 3.0,
+        "duration_us": 2.0,
+    }
+
+
+def test_what_does_not_repeat_is_left_out() -> None:
+    assert layer_traces(trace_of(["in", *EXPERT * 18, "euler"]), {"prefix": 17}) == {}
+    assert layer_traces(trace_of(EXPERT * 3), {"expert": 3}) == {}
+    assert layer_traces([], {"expert": 18}) == {}
+
+
+def line(case: Case, peers: bool) -> dict[str, Any]:
+    """A line of a result file."""
+    times = {"p50": 9.0, "p95": 9.1, "p99": 9.2}
+    ours: dict[str, Any] = {
+        "views": case.views,
+        "prompt_tokens": case.prompt_tokens,
+        "horizon": case.horizon,
+        "steps": case.steps,
+        "precision": "bf16",
+        "replay_ms": times,
+        "call_ms": {name: value + 1.0 for name, value in times.items()},
+        "kernels": 1300,
+        "stage_ms": {"context": 5.0, "action": 4.0},
+        "expert_layer_us": 22.2,
+        "roofline_ms": {"vision": 1.0, "prefix": 2.0, "action": 1.5},
+        "share_of_roofline": 0.5,
+    }
+    slow = {"name": "LeRobot", "version": "0.6.1", "path": "compiled_graph", "kernels": 5661}
+    row = slow | {"ms": {"p50": 31.5, "p95": 31.6, "p99": 31.7}, "set_up_s": 102.0}
+    return ours | ({"peers": [peer_lerobot.with_ratios(row, ours)]} if peers else {})
+
+
+def test_a_result_holds_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
+    state = {"name": "NVIDIA H200", "driver_version": "580", "clocks.sm": "1980 MHz"}
+    lines = [line(Case(2, 48, 10), True), line(Case(3, 200, 50), False)]
+    result = describe_run("abc", state, lines)
+    path = tmp_path / "new" / "result.json"
+    write_json(result, path)
+    written = json.loads(path.read_text())
+    needed = {"gpu", "driver", "versions", "commit", "kernel_library", "command", "clocks"}
+    assert needed | {"cases"} <= set(written)
+    assert written["clocks"] == {"clocks.sm": "1980 MHz"}
+    (peer,) = written["cases"][0]["peers"]
+    assert (peer["ratio_to_replay"], peer["ratio_to_call"]) == (3.5, 3.15)
+    draw(result, tmp_path / "figure.png")
+    draw(describe_run("abc", {}, lines[1:]), tmp_path / "alone.png")
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lerobot", None)
+    options = BenchOptions(cases=(Case(2, 48, 10),), peer="lerobot")
+    with pytest.raises(DeviceError, match=r"\Apeer 'lerobot': .*pip install [^\n]*\Z"):
+        run_bench(options, Console())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (BenchOptions(peer="openpi"), "option 'peer'"),
+        (BenchOptions(peer="lerobot", peer_paths=("fast",)), "option 'peer-paths'.*eager"),
+        (BenchOptions(peer="lerobot", preset="tiny"), "the peer's sizes"),
+        (
+            BenchOptions(cases=(Case(2, 48, 10),), peer_cases=(Case(1, 48, 10),)),
+            "option 'peer-cases'",
+        ),
+        (BenchOptions(samples=0), "samples"),
+    ],
+)
+def test_options_are_refused_before_anything_is_opened(options: BenchOptions, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        run_bench(options, Console())
+
+
+def test_cases_are_read_from_text() -> None:
+    assert parse_cases("2x48x10, 3X200x50") == (Case(2, 48, 10), Case(3, 200, 50))
+    assert parse_cases("") == ()
+    for bad in ("2x48", "0x48x10", "4x48x10", "axbxc"):
+        with pytest.raises(OptionError, match="case"):
+            parse_cases(bad)
