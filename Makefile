@@ -16,7 +16,7 @@ export ROS_DOMAIN_ID := $(shell shuf -i 20-100 -n 1)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels lint setup setup-dev clean
+.PHONY: help demo test kernels gpu-check lint setup setup-dev clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,11 @@ test: lint ## Run ruff, mypy and pytest.
 
 kernels: ## Build the CUDA kernels of this checkout with nvcc.
 	$(PYTHON) tools/build_kernels.py
+
+gpu-check: kernels ## On a GPU: op tests, compute-sanitizer, 100,000 decisions. Takes minutes.
+	$(PYTHON) -m pytest -q -m gpu test
+	$(PYTHON) tools/check_gpu.py
+	$(PYTHON) tools/soak.py
 
 lint: setup-dev ## Run ruff and mypy.
 	$(call run,ruff check .)

@@ -1,0 +1,41 @@
+"""The GPU checks' own judgement: what they select, and what they take for clean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import check_gpu
+
+CLEAN = "8 passed in 3.1s\n========= ERROR SUMMARY: 0 errors\n"
+RACE = "8 passed\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+
+
+def test_every_beginning_selects_a_test() -> None:
+    chosen = check_gpu.select(check_gpu.collect())
+    assert len(chosen) >= len(check_gpu.PICKED)
+    with pytest.raises(SystemExit, match="no test begins with 'test_gone"):
+        check_gpu.select(chosen, ("test_gone[1]",))
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "clean", "errors"),
+    [
+        (CLEAN, 0, True, 0),
+        (CLEAN, 1, False, 0),
+        (CLEAN.replace("8", "7"), 0, False, 0),
+        (CLEAN.replace("0 errors", "3 errors"), 9, False, 3),
+        (RACE, 9, False, 2),
+        ("8 passed\nended after 300 s", -9, False, None),
+    ],
+)
+def test_only_a_whole_run_without_findings_is_clean(
+    output: str, code: int, clean: bool, errors: int | None
+) -> None:
+    finding = check_gpu.read_output("memcheck", output, code, 8, 4.0)
+    assert (finding.clean, finding.errors) == (clean, errors)
+    assert bool(finding.output) != clean

@@ -1,0 +1,175 @@
+"""The CUDA kernels under NVIDIA's compute-sanitizer; prints JSON, exit status 1 where one fails.
+
+memcheck finds reads and writes outside of what was allocated, racecheck hazards in shared memory,
+initcheck reads of memory that nobody wrote. Each runs the op tests below in a process of its own:
+every kernel at a small or odd shape, and both attention kernels over a real prefix. Needs a GPU,
+compute-sanitizer (of the CUDA toolkit) and pytest. About a minute a tool on an H200.
+
+    python tools/check_gpu.py [--tool memcheck --tool racecheck] [-o result.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from flashrt_core.bench import machine  # noqa: E402
+
+FILE = "test/kernels/test_cuda_ops.py"
+#: Beginnings of test ids. Each must select something, so that none is forgotten when tests move.
+PICKED = (
+    "test_rms_norm[7-1024",
+    "test_layer_norm[5-8",
+    "test_layer_norm[2-8192",
+    "test_qkv_rope_kv[13-4-32]",
+    "test_image_patches[56]",
+    "test_attention_in_segments[1-16-72]",
+    "test_attention_over_a_prefix[304-304",
+    "test_attention_over_a_prefix[15-583",
+    "test_attention_over_a_prefix[50-1018",
+    "test_attention_over_a_prefix[1-65",
+    "test_attention_over_a_prefix[48-48",
+    "test_linear_adds_a_table_to_every_run",
+    "test_geglu_linear[33-512-192]",
+    "test_geglu_linear[10-160-64]",
+    "test_fused_geglu_tiles[191",
+    "test_prompt_rows",
+    "test_expert_ops[10]",
+    "test_expert_ops[15]",
+    "test_expert_ops[50]",
+    "test_ends_of_a_step[10]",
+)
+TOOLS = ("memcheck", "racecheck", "initcheck")
+_SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)[^\n]*")
+_PASSED = re.compile(r"(\d+) passed")
+_KEPT = 4000  # characters of the output of a run that failed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one tool said.
+
+    Attributes:
+        tool: of compute-sanitizer.
+        tests: that passed.
+        errors: errors or hazards; None where the tool did not come to its end.
+        seconds: that it took.
+        clean: whether every test passed without an error.
+        output: the end of what it printed, where it is not clean.
+    """
+
+    tool: str
+    tests: int
+    errors: int | None
+    seconds: float
+    clean: bool
+    output: str = ""
+
+
+def select(collected: list[str], picked: tuple[str, ...] = PICKED) -> list[str]:
+    """The test ids that begin with one of ``picked``; SystemExit where one selects nothing."""
+    names = {name: name.partition("::")[2] for name in collected}
+    for beginning in picked:
+        if not any(name.startswith(beginning) for name in names.values()):
+            raise SystemExit(f"check_gpu: no test begins with {beginning!r}; see PICKED")
+    return [name for name, short in names.items() if short.startswith(picked)]
+
+
+def read_output(tool: str, output: str, code: int, expected: int, seconds: float) -> Finding:
+    """Judges the output and exit status of a run of ``expected`` tests."""
+    summaries = [int(count) for count in _SUMMARY.findall(output)]
+    passed = sum(int(count) for count in _PASSED.findall(output))
+    errors = sum(summaries) if summaries else None
+    clean = code == 0 and errors == 0 and passed == expected
+    return Finding(tool, passed, errors, round(seconds, 1), clean, "" if clean else output[-_KEPT:])
+
+
+def collect() -> list[str]:
+    """Ids of all op tests."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", FILE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [line for line in done.stdout.splitlines() if line.startswith(FILE)]
+
+
+def run(tool: str, sanitizer: str, tests: list[str], timeout: float) -> Finding:
+    """The tests under one tool."""
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
+    command += [sys.executable, "-m", "pytest", "-q", "-o", "timeout=0", "-p", "no:cacheprovider"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # every tensor is an allocation with its bounds
+            "XDG_CACHE_HOME": cache,  # algorithms that were timed under the tool are not kept
+        }
+        process = subprocess.Popen(
+            [*command, *tests],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output = process.communicate()[0] + f"\nended after {timeout:.0f} s"
+    code = process.returncode
+    return read_output(tool, output, code, len(tests), time.monotonic() - began)
+
+
+def find_sanitizer() -> str:
+    """compute-sanitizer from PATH or the toolkit's folder; SystemExit where there is none."""
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    for place in ("compute-sanitizer", str(home / "bin" / "compute-sanitizer")):
+        if found := shutil.which(place):
+            return found
+    raise SystemExit(
+        "check_gpu: compute-sanitizer: expected on PATH or under CUDA_HOME; install CUDA's toolkit"
+    )
+
+
+def main() -> int:
+    """Command line; 0 when every tool came to its end without a finding."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="default: the first two")
+    parser.add_argument("--pick", action="append", help="beginnings of test ids, instead of ours")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a tool")
+    parser.add_argument("-o", "--output", type=Path, help="file for the JSON")
+    options = parser.parse_args()
+    sanitizer = find_sanitizer()
+    tests = select(collect(), tuple(options.pick or PICKED))
+    findings = []
+    for tool in options.tool or TOOLS[:2]:
+        findings.append(run(tool, sanitizer, tests, options.timeout))
+        one = findings[-1]
+        print(f"{tool}: {one.tests} of {len(tests)} tests, {one.errors} errors, {one.seconds} s")
+        print(one.output, end="", flush=True)
+    report = {
+        "tests": tests,
+        "findings": [asdict(finding) for finding in findings],
+        "gpu": machine.gpu_state(),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+    }
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(finding.clean for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
