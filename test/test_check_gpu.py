@@ -13,6 +13,10 @@ import check_gpu
 
 CLEAN = "8 passed in 3.1s\n========= ERROR SUMMARY: 0 errors\n"
 RACE = "8 passed\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+WARNING = (
+    "========= Warning: Race reported between Write access at attention_bf16_cluster+0x1d0\n"
+    "8 passed\n========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)\n"
+)
 
 
 def test_every_beginning_selects_a_test() -> None:
@@ -30,6 +34,8 @@ def test_every_beginning_selects_a_test() -> None:
         (CLEAN.replace("8", "7"), 0, False, 0),
         (CLEAN.replace("0 errors", "3 errors"), 9, False, 3),
         (RACE, 9, False, 2),
+        (WARNING, 9, True, 0),
+        (WARNING.replace("_cluster", ""), 9, False, 0),
         ("8 passed\nended after 300 s", -9, False, None),
     ],
 )
