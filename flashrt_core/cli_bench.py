@@ -20,7 +20,13 @@ def bench_command(
         str, typer.Option(help="views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")
     ] = "",
     samples: Annotated[int, typer.Option(help="Timed decisions a case.")] = 200,
-    overlap: Annotated[str, typer.Option(help="on, off, or both with a check of the bits.")] = "on",
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="Kernels that overlap: on, off, both with a check of the bits, each class of "
+            "boundaries, or some: context, action, kernel, product, joined by +."
+        ),
+    ] = "on",
     trace: Annotated[bool, typer.Option(help="Add each kernel's time.")] = False,
     peer: Annotated[str, typer.Option(help="lerobot: run its code too, for the ratio.")] = "",
     peer_cases: Annotated[str, typer.Option(help="Those that the peer runs; empty: all.")] = "",

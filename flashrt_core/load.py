@@ -51,7 +51,8 @@ class LoadOptions:
         prompt: first instruction of the main session; empty to set it later.
         max_sessions, capsule_slots: what is allocated for sessions and capsules.
         threads: torch threads on the CPU device; 0 leaves torch's choice.
-        overlap: on the CUDA device, kernels may start before the one in front has finished.
+        overlap: on the CUDA device, where kernels may start before the one in front has finished:
+            ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`).
     """
 
     policy: str = "pi05"
@@ -75,7 +76,7 @@ class LoadOptions:
     max_sessions: int = 4
     capsule_slots: int = 4
     threads: int = 0
-    overlap: bool = True
+    overlap: str | bool = "on"
 
 
 @dataclass(frozen=True)

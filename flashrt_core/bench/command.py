@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..devices.overlap import FRONTS, Overlap
 from ..errors import NumericsError, OptionError
 from .case import CASES, Case
 from .latency import Bench, CaseResult
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, table, write_json
+
+_STAGES = ("context", "action")  # of a decision
+#: The ways that a case is measured, the one that counts first.
+_OVERLAPS = {"both": ("on", "off"), "each": ("on", "off", *_STAGES, *FRONTS)}
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,9 @@ class BenchOptions:
         policy, preset, checkpoint, precision, device: as in LoadOptions.
         cases: shapes; empty means all of 1, 2, 3 views x 48, 200 tokens x horizon 10, 50.
         samples: decisions that are timed, each on an observation other than the last.
-        overlap: "on", "off", or "both": each case both ways, with a check for equal bits.
+        overlap: "on", "off", or classes of boundaries as :meth:`Overlap.parse` reads them; "both"
+            measures every case on and off, "each" every class alone too. All ways of a case must
+            give equal bits.
         trace: add every kernel's time, and one layer's kernels, from torch's profiler.
         peer: "lerobot" runs LeRobot's code on the same GPU afterwards, for the ratio; "" does not.
         peer_cases: those of ``cases`` that the peer runs; empty means all. It takes some minutes.
@@ -84,7 +91,6 @@ def _check(options: BenchOptions) -> None:
     for name, known in (
         ("policy", ("pi05",)),
         ("device", ("cuda",)),
-        ("overlap", ("on", "off", "both")),
         ("peer", ("", "lerobot")),
     ):
         if getattr(options, name) not in known:
@@ -93,6 +99,10 @@ def _check(options: BenchOptions) -> None:
                 expected=f"one of {list(known)}",
                 got=repr(getattr(options, name)),
             )
+    if options.overlap not in _OVERLAPS:
+        stages = Overlap.parse(options.overlap).stages or frozenset()
+        if unknown := stages - set(_STAGES):
+            raise OptionError("overlap", expected=f"of {[*_STAGES, *FRONTS]}", got=sorted(unknown))
     if options.samples < 1:
         raise OptionError("option 'samples' of bench", expected=">= 1", got=options.samples)
     if options.peer:
@@ -103,15 +113,16 @@ def _check(options: BenchOptions) -> None:
 
 
 def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    overlap = options.overlap != "off"
-    found = list(bench.run(cases, options.samples, overlap=overlap, traced=options.trace))
-    lines = [result.to_json(options.precision) for result in found]
-    if options.overlap == "both":
-        plain = bench.run(cases, options.samples, overlap=False)
-        for line, result, without in zip(lines, found, plain, strict=True):
-            _check_bits(result, without)
-            other = without.to_json(options.precision)
-            line["overlap_off"] = {name: other[name] for name in ("replay_ms", "stage_ms")}
+    first, *others = _OVERLAPS.get(options.overlap, (options.overlap,))
+    found = list(bench.run(cases, options.samples, overlap=first, traced=options.trace))
+    lines = [result.to_json(options.precision) | {"overlap": first} for result in found]
+    for overlap in others:
+        again = bench.run(cases, options.samples, overlap=overlap)
+        for line, result, other in zip(lines, found, again, strict=True):
+            _check_bits(result, other, overlap)
+            times = other.to_json(options.precision)
+            ways = line.setdefault("other_overlaps", {})
+            ways[overlap] = {name: times[name] for name in ("replay_ms", "stage_ms")}
             line["overlap_equal_bits"] = True
     return lines
 
@@ -125,10 +136,10 @@ def _add_peers(
             line["peers"] = [with_ratios(row, line) for row in rows]
 
 
-def _check_bits(first: CaseResult, second: CaseResult) -> None:
+def _check_bits(first: CaseResult, second: CaseResult, overlap: str) -> None:
     if not np.array_equal(first.actions, second.actions):
         raise NumericsError(
-            f"actions of case {first.case} with and without overlap",
+            f"actions of case {first.case} with overlap on and {overlap!r}",
             expected="equal bits",
             got=f"a difference of {np.abs(first.actions - second.actions).max():.3g}",
             remedy="a kernel touches what another one writes before it waits",

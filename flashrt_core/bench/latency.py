@@ -106,9 +106,9 @@ class Bench:
         self._packed: Session | None = None
 
     def run(
-        self, cases: Sequence[Case], samples: int, *, overlap: bool = True, traced: bool = False
+        self, cases: Sequence[Case], samples: int, *, overlap: str = "on", traced: bool = False
     ) -> Iterator[CaseResult]:
-        """Measures each case, with or without overlap of kernels."""
+        """Measures each case with that overlap of kernels."""
         for case in cases:
             session = self._start(case, overlap)
             try:
@@ -128,7 +128,7 @@ class Bench:
             self._packed.engine.close()
         self._packed = None
 
-    def _start(self, case: Case, overlap: bool) -> Session:
+    def _start(self, case: Case, overlap: str) -> Session:
         options = replace(
             self._options,
             views=SLOTS[: case.views],

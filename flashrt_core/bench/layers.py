@@ -7,7 +7,7 @@ layers. So the trace needs no list of kernel names that would go out of date.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -18,19 +18,36 @@ _FEWEST = 5  # repeats: a small network's names repeat by chance
 
 
 @dataclass(frozen=True)
+class LayerKernel:
+    """One kernel of a layer; microseconds.
+
+    Attributes:
+        kernel: its name.
+        start_us: since the start of the layer's first kernel.
+        duration_us: start to end. With overlap it starts before the kernel in front has ended, and
+            this holds the wait.
+        share_us: from the end of the kernel in front to its own end: what the layer spends on it.
+    """
+
+    kernel: str
+    start_us: float
+    duration_us: float
+    share_us: float
+
+
+@dataclass(frozen=True)
 class LayerTrace:
     """A typical layer: medians over all its repeats.
 
     Attributes:
         layer_us: from the first kernel's start to the same kernel's start in the next layer.
         repeats: layers it was taken from.
-        kernels: starts count from the first kernel's; with overlap one may start before the kernel
-            in front has ended, and its time then holds the wait.
+        kernels: in order.
     """
 
     layer_us: float
     repeats: int
-    kernels: tuple[KernelTime, ...]
+    kernels: tuple[LayerKernel, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As it goes into a result file; microseconds."""
@@ -39,9 +56,8 @@ class LayerTrace:
             "repeats": self.repeats,
             "kernels": [
                 {
-                    "kernel": kernel.name,
-                    "start_us": round(kernel.start_us, 2),
-                    "duration_us": round(kernel.duration_us, 2),
+                    name: round(value, 2) if isinstance(value, float) else value
+                    for name, value in asdict(kernel).items()
                 }
                 for kernel in self.kernels
             ],
@@ -92,11 +108,16 @@ def _typical(
         for index, first in enumerate(firsts)
         if index % depth < depth - 1
     ]
+    ends = [kernel.start_us + kernel.duration_us for kernel in trace]
     kernels = tuple(
-        KernelTime(
+        LayerKernel(
             trace[firsts[0] + place].name,
             median(trace[first + place].start_us - trace[first].start_us for first in firsts),
             median(trace[first + place].duration_us for first in firsts),
+            median(
+                ends[first + place] - (ends[first + place - 1] if first + place else 0.0)
+                for first in firsts
+            ),
         )
         for place in range(length)
     )

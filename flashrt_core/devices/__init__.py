@@ -15,7 +15,7 @@ DEVICES = ("cpu", "cuda")
 REFERENCE_CUDA = "reference_cuda"
 
 
-def open_device(name: str, *, threads: int = 0, overlap: bool = True) -> Device:
+def open_device(name: str, *, threads: int = 0, overlap: str | bool = "on") -> Device:
     """The device called ``name``.
 
     ``threads`` is for the CPU device, ``overlap`` for the CUDA device.

@@ -25,6 +25,7 @@ from .cuda_driver import CudaDriver
 from .cuda_graph import captured
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
+from .overlap import Overlap
 
 _ALIGNMENT = 256  # bytes; what the driver's own allocations have
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
@@ -82,8 +83,8 @@ class CudaDevice:
     """The first visible GPU.
 
     Args:
-        overlap: let kernels start before the one in front has finished (programmatic dependent
-            launch). The bits are the same either way.
+        overlap: where kernels may start before the one in front has finished (programmatic
+            dependent launch), as :meth:`Overlap.parse` reads it. The bits are the same either way.
 
     Raises:
         DeviceError: no driver, driver too old, no GPU, a GPU too old, a CPU-only build, a missing
@@ -92,16 +93,17 @@ class CudaDevice:
 
     name = "cuda"
 
-    def __init__(self, *, overlap: bool = True) -> None:
+    def __init__(self, *, overlap: str | bool = "on") -> None:
+        allowed = Overlap.parse(overlap)
         # Whatever fails from here on, what was opened before it is closed again.
         with ExitStack() as opened:
-            self._open(opened, overlap)
+            self._open(opened, allowed)
             self._opened: ExitStack | None = opened.pop_all()
         self._arena: Tensor | None = None
         self._windows: dict[int, _Window] = {}
         self._programs: list[CudaProgram] = []
 
-    def _open(self, opened: ExitStack, overlap: bool) -> None:
+    def _open(self, opened: ExitStack, overlap: Overlap) -> None:
         self.driver = CudaDriver()
         opened.callback(self.driver.close)
         image = find_fatbin().read_bytes()
@@ -292,7 +294,7 @@ class CudaDevice:
         return float(self.driver.call("cuEventElapsedTime", own.events[0], own.events[-1]))
 
     def _run_body(self, name: str, body: Any) -> None:
-        self.launcher.boundary()
+        self.launcher.boundary(name)
         try:
             body(_Lane(self.launcher))
         except FlashRTError:

@@ -16,7 +16,9 @@ from .cublaslt import CublasLt, Operands, Site
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
 from .cuda_library import KernelLibrary, Packed, launch_config
+from .overlap import Overlap
 
+PRODUCT = "matmul"  # a library product, among the names of what was launched
 _REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
 
 
@@ -40,7 +42,7 @@ class CudaLauncher:
         gemm: CublasLt,
         stream: Any,
         *,
-        overlap: bool,
+        overlap: Overlap,
     ) -> None:
         self._driver = driver
         self._library = library
@@ -49,6 +51,7 @@ class CudaLauncher:
         self._overlap = overlap
         self._planning = True
         self._boundary = True
+        self._stage = ""
         self._workspaces: list[Tensor] = []
         self.architecture = driver.capability[0] * 10 + driver.capability[1]
         self.multiprocessors = driver.multiprocessors
@@ -60,9 +63,9 @@ class CudaLauncher:
         self._planning = planning
         self.launched = []
 
-    def boundary(self) -> None:
-        """What comes next follows something other than a kernel, and cannot overlap with it."""
-        self._boundary = True
+    def boundary(self, stage: str) -> None:
+        """``stage`` begins: behind something other than a kernel, with which none can overlap."""
+        self._boundary, self._stage = True, stage
 
     def launch(
         self,
@@ -77,7 +80,9 @@ class CudaLauncher:
     ) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         function = self._library.function(kernel, shared_bytes)
-        early = pdl and self._overlap and not self._boundary and self.architecture >= 90
+        front = "product" if self.launched and self.launched[-1] == PRODUCT else "kernel"
+        allowed = not self._boundary and self._overlap.at(self._stage, front)
+        early = pdl and allowed and self.architecture >= 90
         config = launch_config(
             self._driver,
             self._stream,
@@ -124,7 +129,7 @@ class CudaLauncher:
         offset = bias.data_ptr() if bias is not None else 0
         addresses = Operands(x.data_ptr(), weight.data_ptr(), offset, out.data_ptr())
         self._gemm.run(site, addresses)
-        self.launched.append("matmul")
+        self.launched.append(PRODUCT)
         self._boundary = False
 
     def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:

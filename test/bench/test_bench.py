@@ -32,8 +32,8 @@ def test_layers_are_found_by_what_repeats() -> None:
     step = ["in", *EXPERT * 18, "euler"]
     names = ["patches", *tower, "copy", *PREFIX * 17, "norm", "product kv", "turn", *step * 10]
     found = layer_traces(trace_of(names), {"prefix": 17, "expert": 18})
-    assert [kernel.name for kernel in found["prefix"].kernels] == PREFIX
-    assert [kernel.name for kernel in found["expert"].kernels] == EXPERT
+    assert [kernel.kernel for kernel in found["prefix"].kernels] == PREFIX
+    assert [kernel.kernel for kernel in found["expert"].kernels] == EXPERT
     assert (found["prefix"].repeats, found["expert"].repeats) == (17, 180)
     assert found["expert"].layer_us == pytest.approx(15.0)
     assert [kernel.start_us for kernel in found["expert"].kernels] == [0.0, 3.0, 6.0, 9.0, 12.0]
@@ -41,6 +41,7 @@ def test_layers_are_found_by_what_repeats() -> None:
         "kernel": "few queries",
         "start_us": 3.0,
         "duration_us": 2.0,
+        "share_us": 3.0,
     }
 
 
@@ -107,6 +108,8 @@ def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> Non
             "option 'peer-cases'",
         ),
         (BenchOptions(samples=0), "samples"),
+        (BenchOptions(overlap="action+expert"), "overlap.*got .'expert'"),
+        (BenchOptions(overlap=""), "option 'overlap'"),
     ],
 )
 def test_options_are_refused_before_anything_is_opened(options: BenchOptions, message: str) -> None:

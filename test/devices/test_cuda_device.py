@@ -16,7 +16,8 @@ from flashrt_core.devices import cuda, cuda_driver, cuda_launcher, cuda_library,
 from flashrt_core.devices.cuda_driver import CudaDriver
 from flashrt_core.devices.cuda_launcher import CudaLauncher
 from flashrt_core.devices.cuda_library import KernelLibrary, Packed, sizes
-from flashrt_core.errors import CaptureError, ContractError, DeviceError
+from flashrt_core.devices.overlap import Overlap
+from flashrt_core.errors import CaptureError, ContractError, DeviceError, OptionError
 from flashrt_core.kernels.launch import Float64
 from test.devices.fake_cuda import FakeCuda, Result
 
@@ -149,8 +150,10 @@ def launcher(install: Any) -> Any:
     driver = CudaDriver()
     library = KernelLibrary(driver, b"code")
 
-    def make(overlap: bool = True) -> CudaLauncher:
-        made = CudaLauncher(driver, library, SimpleNamespace(), 7, overlap=overlap)  # type: ignore[arg-type]
+    def make(overlap: str | bool = True) -> CudaLauncher:
+        gemm = SimpleNamespace(run=lambda site, addresses: None)
+        allowed = Overlap.parse(overlap)
+        made = CudaLauncher(driver, library, gemm, 7, overlap=allowed)  # type: ignore[arg-type]
         made.begin(planning=False)
         return made
 
@@ -163,7 +166,7 @@ def test_only_a_kernel_behind_a_kernel_overlaps(launcher: Any) -> None:
     for _ in range(2):
         ours.launch("known_kernel", (3, 2), 128, ())
     ours.launch("known_kernel", 1, 32, (), pdl=False)
-    ours.boundary()
+    ours.boundary("stage")
     ours.launch("known_kernel", 1, 32, (), cluster=8)
     attributes = [entry[3] for entry in launcher.fake.launched]
     assert attributes == [(), (6,), (), (4,)]
@@ -175,6 +178,40 @@ def test_overlap_can_be_switched_off(launcher: Any) -> None:
     for _ in range(3):
         ours.launch("known_kernel", 1, 32, ())
     assert [entry[3] for entry in launcher.fake.launched] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "overlapped"),
+    [
+        ("on", ["context kernel", "context product", "action kernel", "action product"]),
+        ("off", []),
+        ("action", ["action kernel", "action product"]),
+        ("product", ["context product", "action product"]),
+        ("context+kernel", ["context kernel"]),
+        ("context+action+kernel+product", [
+            "context kernel", "context product", "action kernel", "action product",
+        ]),
+    ],
+)  # fmt: skip
+def test_overlap_by_class_of_boundary(launcher: Any, overlap: str, overlapped: list[str]) -> None:
+    ours, found = launcher(overlap), []
+    x = torch.zeros(8, 8, dtype=torch.bfloat16)
+    for stage in ("context", "action"):
+        ours.boundary(stage)
+        ours.launch("known_kernel", 1, 32, ())
+        for front in ("kernel", "product"):
+            if front == "product":
+                ours.matmul(x, x, None, x)
+            ours.launch("known_kernel", 1, 32, ())
+            if launcher.fake.launched[-1][3]:
+                found.append(f"{stage} {front}")
+    assert found == overlapped
+
+
+@pytest.mark.parametrize("bad", ["", "on+off", "kernel+", "a b", "off+kernel"])
+def test_unreadable_overlap(bad: str) -> None:
+    with pytest.raises(OptionError, match="option 'overlap': expected on, off"):
+        Overlap.parse(bad)
 
 
 def test_planning_launches_nothing(launcher: Any) -> None:
