@@ -13,7 +13,9 @@ from .terminal import terminal_or_file
 def bench_command(
     policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
     preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
-    checkpoint: Annotated[str, typer.Option(help="random:<seed> or a path.")] = "random:0",
+    checkpoint: Annotated[
+        str, typer.Option(help="random:<seed>, outliers:<seed> or a path.")
+    ] = "random:0",
     device: Annotated[str, typer.Option(help="cuda.")] = "cuda",
     precision: Annotated[str, typer.Option(help="Precision plan.")] = "bf16",
     cases: Annotated[

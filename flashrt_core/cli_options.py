@@ -20,7 +20,7 @@ def option(text: str, least: float | None = None) -> Any:
 
 
 PolicyName = Annotated[str, typer.Argument(help="Policy, by registry name.")]
-Checkpoint = Annotated[str, option("Checkpoint folder, or random:<seed>.")]
+Checkpoint = Annotated[str, option("Checkpoint folder, random:<seed> or outliers:<seed>.")]
 Preset = Annotated[str, option("Sizes; empty: base for a checkpoint, tiny for random weights.")]
 DeviceName = Annotated[str, option("cpu or cuda.")]
 Precision = Annotated[str, option("Precision plan.")]

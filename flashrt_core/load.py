@@ -29,8 +29,9 @@ class LoadOptions:
     Attributes:
         policy: name in the registry.
         preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
-        checkpoint: ``random:<seed>``, or a checkpoint folder (or its weights file alone). In every
-            path ``~`` stands for the home folder.
+        checkpoint: ``random:<seed>``, ``outliers:<seed>`` (the same with outlier channels), or a
+            checkpoint folder (or its weights file alone). In every path ``~`` stands for the home
+            folder.
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
         precision: precision plan, ``fp32`` or ``bf16``.
         views: cameras in use, a subset of the policy's slots.

@@ -20,6 +20,7 @@ class TensorSpec:
         used: False: the policy never reads it, so a checkpoint may lack it.
         aliases: other names that a checkpoint may have it under, preferred to its own: of two tied
             copies, the one that the official code reads.
+        outliers: where a stand-in has outlier channels, some of this tensor's rows make them.
     """
 
     shape: tuple[int, ...]
@@ -27,6 +28,7 @@ class TensorSpec:
     std: float = 0.02
     used: bool = True
     aliases: tuple[str, ...] = ()
+    outliers: bool = False
 
 
 class TensorSource(Protocol):

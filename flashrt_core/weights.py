@@ -1,7 +1,8 @@
 """Checkpoint tensors by name. Policies pack them into static buffers; nothing else reads them.
 
 ``random:<seed>`` stands in for a checkpoint where only speed, shapes or plumbing matter. A tensor
-is a pure function of (seed, name), whatever was read before it.
+is a pure function of (seed, name), whatever was read before it. ``outliers:<seed>`` is the same
+with a few channels far larger than the rest, as trained networks have them.
 """
 
 from __future__ import annotations
@@ -25,9 +26,20 @@ from .errors import OptionError, WeightsError
 from .files import local_path
 from .tensors import TensorSource, TensorSpec
 
-__all__ = ["RandomWeights", "TensorSource", "TensorSpec", "checkpoint_path", "open_weights"]
+__all__ = [
+    "OutlierWeights",
+    "RandomWeights",
+    "TensorSource",
+    "TensorSpec",
+    "checkpoint_path",
+    "open_weights",
+]
 
 _RANDOM_SCHEME = "random-v2"  # part of the digest; changes when the same seed gives other numbers
+_SCHEMES = ("random", "outliers")
+#: Outlier channels: rows of a tensor for each of them, and their energy beside that of all others.
+#: Of 2048 channels, 4 are 12 times as large.
+OUTLIER_EVERY, OUTLIER_ENERGY = 512, 0.3
 _BLOCK = 1 << 20  # values of a tensor that one stream of random numbers draws
 
 
@@ -75,29 +87,70 @@ class RandomWeights:
         generator.standard_normal(dtype=np.float32, out=block)
 
 
+class OutlierWeights:
+    """A source's tensors with a few rows enlarged, where the policy's specs say ``outliers``.
+
+    Which rows depends on the seed and on how many there are. So everything that writes into one
+    residual stream has the same channels large, as in trained networks, and the stream carries them
+    from layer to layer.
+
+    Args:
+        seed: 0 or more.
+        source: where the tensors come from.
+        specs: what the policy expects, by name.
+    """
+
+    def __init__(self, seed: int, source: TensorSource, specs: Mapping[str, TensorSpec]) -> None:
+        self._seed = seed
+        self._source = source
+        self._large = {name for name, spec in specs.items() if spec.outliers}
+        text = json.dumps([source.digest, seed, OUTLIER_EVERY, OUTLIER_ENERGY, sorted(self._large)])
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+    def names(self) -> Iterable[str]:
+        """All tensor names."""
+        return self._source.names()
+
+    def get(self, name: str) -> Tensor:
+        """A new float32 tensor; errors as those of the source."""
+        tensor = self._source.get(name)
+        if name in self._large:
+            rows = self.rows(tensor.shape[0])
+            tensor[rows] *= (OUTLIER_ENERGY * tensor.shape[0] / len(rows)) ** 0.5
+        return tensor
+
+    def rows(self, count: int) -> list[int]:
+        """The enlarged ones of ``count`` rows: at least one."""
+        draw = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, count]))
+        chosen = draw.permutation(count)[: max(1, count // OUTLIER_EVERY)]
+        return sorted(int(row) for row in chosen)
+
+
 def open_weights(
     uri: str | Path, tensors: Mapping[str, TensorSpec], progress: Progress | None = None
 ) -> TensorSource:
     """Opens a checkpoint.
 
     Args:
-        uri: ``random:<seed>``, or the path of a checkpoint folder or of a safetensors file.
+        uri: ``random:<seed>``, ``outliers:<seed>``, or the path of a checkpoint folder or of a
+            safetensors file.
         tensors: names, shapes and random statistics that the policy expects.
         progress: told how far a file is hashed and packed.
 
     Raises:
-        OptionError: ``random:`` without a whole number >= 0.
+        OptionError: ``random:`` or ``outliers:`` without a whole number >= 0.
         WeightsError: the path cannot be read, or holds other tensors.
     """
     path = checkpoint_path(uri)
     if path is not None:
         return CheckpointWeights(file_of(path), tensors, progress)
-    seed = str(uri).partition(":")[2]
+    scheme, _, seed = str(uri).partition(":")
     if not (seed.isascii() and seed.isdigit()):
         raise OptionError(
-            "option 'checkpoint'", expected="random:<whole number> or a path", got=repr(str(uri))
+            "option 'checkpoint'", expected=f"{scheme}:<whole number> or a path", got=repr(str(uri))
         )
-    return RandomWeights(int(seed), tensors)
+    weights = RandomWeights(int(seed), tensors)
+    return weights if scheme == "random" else OutlierWeights(int(seed), weights, tensors)
 
 
 def checkpoint_path(uri: str | Path) -> Path | None:
@@ -105,7 +158,7 @@ def checkpoint_path(uri: str | Path) -> Path | None:
 
     WeightsError where no file can have that path.
     """
-    if isinstance(uri, str) and uri.startswith("random:"):
+    if isinstance(uri, str) and uri.partition(":")[0] in _SCHEMES and ":" in uri:
         return None
     if uri == "":
         raise WeightsError(

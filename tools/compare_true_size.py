@@ -24,7 +24,7 @@ import gc
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from flashrt_core.policies.pi05 import POLICY, Pi05Config  # noqa: E402
 from flashrt_core.policies.pi05.contract import image_input  # noqa: E402
 from flashrt_core.policies.pi05.numerics import PROFILES  # noqa: E402
 from flashrt_core.policies.pi05.reference import Reference  # noqa: E402
-from flashrt_core.tensors import TensorSpec  # noqa: E402
+from flashrt_core.tensors import TensorSource, TensorSpec  # noqa: E402
 
 LOOKUP = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
@@ -105,9 +105,17 @@ def draw_decisions(config: Pi05Config, options: argparse.Namespace) -> list[Deci
 
 
 def run_lerobot(
-    config: Pi05Config, source: Drawn, decisions: list[Decision], arithmetic: str, place: str
+    config: Pi05Config,
+    source: TensorSource,
+    decisions: list[Decision],
+    arithmetic: str,
+    place: str,
+    watch: Callable[[Any], None] | None = None,
 ) -> Array:
-    """[decisions, H, 32] of LeRobot's network; ``arithmetic`` "float32" or "bfloat16"."""
+    """[decisions, H, 32] of LeRobot's network; ``arithmetic`` "float32" or "bfloat16".
+
+    ``watch`` gets the network before its first decision.
+    """
     case = parity.Case(
         "true_size",
         views=len(decisions[0].images),
@@ -121,6 +129,8 @@ def run_lerobot(
         model = goldens_lerobot.build(case, config).to(place).eval()
     for name, parameter in model.named_parameters():
         parameter.data.copy_(source.get(HEAD if name == LOOKUP else name))
+    if watch is not None:
+        watch(model)
     results = []
     with torch.inference_mode():
         for decision in decisions:
@@ -143,12 +153,13 @@ def run_lerobot(
 
 def run_stages(
     config: Pi05Config,
-    source: Drawn,
+    source: TensorSource,
     decisions: list[Decision],
     precision: str,
     device: Device,
-) -> Array:
-    """[decisions, H, 32] of our stages on a device."""
+    *watched: str,
+) -> list[Array]:
+    """[decisions, H, 32] of our stages on a device, then what they leave in each watched buffer."""
     views = tuple(decisions[0].images)
     shapes = POLICY.shapes(config, len(views))
     contract = POLICY.contract(config, shapes, views, precision)
@@ -161,7 +172,7 @@ def run_stages(
         return stage, lambda lane: body(lane, buffers)
 
     program = device.capture([segment(stage) for stage in ("prompt", "context", "action")])
-    results = []
+    results: list[list[Array]] = []
     for decision in decisions:
         tokens = np.zeros(config.max_prompt_tokens, np.int32)
         tokens[: len(decision.tokens)] = decision.tokens
@@ -171,13 +182,13 @@ def run_stages(
             device.write(buffers[image_input(view)], pixels)
         device.write(buffers["noise"], decision.noise)
         device.replay(program)
-        results.append(device.read(buffers["actions"]))
+        results.append([device.read(buffers[name]) for name in ("actions", *watched)])
     device.close()
-    return np.stack(results)
+    return [np.stack(each) for each in zip(*results, strict=True)]
 
 
 def run_reference(
-    config: Pi05Config, source: Drawn, decisions: list[Decision], place: str
+    config: Pi05Config, source: TensorSource, decisions: list[Decision], place: str
 ) -> Array:
     """[decisions, H, 32] of our float32 reference."""
     reference = Reference(config, source, place=place)
@@ -241,7 +252,7 @@ def main() -> int:
     for device in devices(options.place):
         for profile in ("lerobot", "lerobot_bf16"):
             name = f"stages {device} bf16 {profile}"
-            results[name] = run_stages(
+            (results[name],) = run_stages(
                 configs[profile], source, decisions, "bf16", open_device(device)
             )
             print(name, flush=True)

@@ -34,15 +34,27 @@ _LOOKUP = _TRUNK + "embed_tokens.weight"
 _QUERY_GAIN, _BRANCH_GAIN = 2.5, 2.0
 _TIME_GAIN, _MODULATION_GAIN, _VELOCITY_GAIN = 1.5, 0.8, 0.8
 
+#: What writes into a residual stream, and the values and hidden units that are mixed before.
+_OUTLIERS = (
+    "multi_modal_projector.linear.weight",
+    *(f"self_attn.{part}_proj.weight" for part in ("v", "o", "out")),
+    *(f"mlp.{part}.weight" for part in ("up_proj", "down_proj", "fc2")),
+)
+
 
 def tensors(config: Pi05Config) -> dict[str, TensorSpec]:
-    """Every tensor of an openpi checkpoint of these sizes; those nothing reads are marked."""
+    """Every tensor of an openpi checkpoint of these sizes.
+
+    Those that nothing reads are marked, and those that hold outlier channels in trained networks.
+    """
     last = f"{_TRUNK}layers.{config.trunk.depth - 1}."
     unread = [f"{_TRUNK}norm.", f"{_ROOT}gemma_expert.lm_head.", f"{last}mlp."]
     unread += [f"{last}{part}." for part in ("post_attention_layernorm", "self_attn.q_proj")]
     unread += [f"{last}self_attn.o_proj."]
     return {
-        name: replace(spec, used=False) if name.startswith(tuple(unread)) else spec
+        name: replace(
+            spec, used=not name.startswith(tuple(unread)), outliers=name.endswith(_OUTLIERS)
+        )
         for name, spec in _tensors(config)
     }
 

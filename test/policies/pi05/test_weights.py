@@ -11,7 +11,7 @@ from flashrt_core.errors import OptionError, WeightsError
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.numerics import PROFILES, step_times
 from flashrt_core.policies.pi05.schedule import step_size, time_embedding
-from flashrt_core.weights import TensorSpec, open_weights
+from flashrt_core.weights import OUTLIER_ENERGY, TensorSpec, open_weights
 
 from .harness import TWO, Pipeline, same_bits
 
@@ -161,3 +161,39 @@ def test_bad_seed(uri: str) -> None:
 def test_missing_checkpoints(uri: str) -> None:
     with pytest.raises(WeightsError, match=r"expected a folder with model\.safetensors"):
         open_weights(uri, SPECS)
+
+
+def test_outliers_are_the_same_rows_of_every_writer_of_a_stream() -> None:
+    specs = {
+        "first": TensorSpec((2048, 16), outliers=True),
+        "second": TensorSpec((2048, 32), outliers=True),
+        "narrow": TensorSpec((20, 16), outliers=True),
+        "other": TensorSpec((2048, 16)),
+    }
+    plain, large = open_weights("random:7", specs), open_weights("outliers:7", specs)
+    changed = {}
+    for name in specs:
+        before, after = plain.get(name), large.get(name)
+        rows = (before != after).any(dim=1).nonzero().flatten().tolist()
+        if rows:
+            gain = (OUTLIER_ENERGY * len(before) / len(rows)) ** 0.5
+            assert torch.allclose(after[rows], before[rows] * gain)
+        changed[name] = rows
+    assert changed["first"] == changed["second"]
+    assert {name: len(rows) for name, rows in changed.items()} == {
+        "first": 4, "second": 4, "narrow": 1, "other": 0,
+    }  # fmt: skip
+    digests = {open_weights(f"{kind}:{seed}", specs).digest for kind in ("random", "outliers")
+               for seed in (7, 8)}  # fmt: skip
+    assert len(digests) == 4
+    with pytest.raises(OptionError, match="outliers:<whole number>"):
+        open_weights("outliers:x", specs)
+
+
+def test_outliers_of_the_policy_are_in_its_streams_values_and_hidden_units() -> None:
+    marked = {name for name, spec in POLICY.tensors(TINY).items() if spec.outliers}
+    for part in ("self_attn.o_proj", "mlp.down_proj", "mlp.up_proj", "self_attn.v_proj"):
+        assert f"{EXPERT}layers.0.{part}.weight" in marked
+    assert not {name for name in marked if "action_" in name or name.endswith("bias")}
+    # Three of an image layer, four of a trunk or expert layer, and the projector.
+    assert len(marked) == 3 * TINY.vision.depth + 4 * (TINY.trunk.depth + TINY.expert.depth) + 1
