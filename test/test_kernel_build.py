@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,15 @@ sys.path.insert(0, str(ROOT / "tools"))
 import build_kernels  # noqa: E402  (tools/ is no package)
 
 from test.kernels.signatures import declared  # noqa: E402
+from test.machine_code import (  # noqa: E402
+    LOCAL,
+    PROMISES,
+    Code,
+    broken_promises,
+    disassemble,
+    disassembler,
+    uses,
+)
 
 LOG = """
 ptxas info    : Compiling entry function 'good' for 'sm_90a'
@@ -30,6 +36,10 @@ ptxas info    : Used 255 registers, used 1 barriers
 SERIAL = (
     "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
 )
+
+#: Kernels that use local memory. rope_rows reduces large double angles with a table on the stack,
+#: once a prompt; of the others tools/build_kernels.py says why.
+KNOWN_LOCAL = {"rope_rows_f32", *build_kernels.SPILL_ALLOWANCE}
 
 nvcc = build_kernels.find_nvcc()
 needs_nvcc = pytest.mark.skipif(nvcc is None, reason="no CUDA compiler")
@@ -98,71 +108,60 @@ def test_every_architecture_builds(kernels: list[build_kernels.Resources]) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_local_memory_is_used_where_it_is_known(kernels: list[build_kernels.Resources]) -> None:
-    # rope_rows reduces large double angles with a table on the stack, once a prompt.
-    known = {"rope_rows_f32", *build_kernels.SPILL_ALLOWANCE}
-    assert {kernel.kernel for kernel in kernels if kernel.stack} <= known
-
-
-def disassembler() -> str | None:
-    """nvdisasm from PATH or a wheel; None where there is none."""
-    wheel = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "nvdisasm"
-    return shutil.which("nvdisasm") or (str(wheel) if wheel.is_file() else None)
+    assert {kernel.kernel for kernel in kernels if kernel.stack} <= KNOWN_LOCAL
 
 
 @pytest.fixture(scope="module")
-def hopper_code(kernels: list[build_kernels.Resources]) -> Iterator[dict[str, list[str]]]:
-    """Instructions of every kernel for sm_90a, in program order."""
+def code(kernels: list[build_kernels.Resources]) -> dict[str, dict[str, Code]]:
+    """Architecture -> kernel -> instructions."""
     tool = disassembler()
     if tool is None:
         pytest.skip("no disassembler (nvdisasm)")
     assert nvcc is not None
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    cubin = build_kernels.cache_folder() / build_kernels.content_hash(version) / "sm_90a.cubin"
-    text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    parts = re.split(r"^\.text\.(\w+):$", text, flags=re.MULTILINE)
-    yield {
-        name: re.findall(r"^\s+(?:/\*\w+\*/)?\s*(.+?) ;", body, re.MULTILINE)
-        for name, body in zip(parts[1::2], parts[2::2], strict=True)
+    folder = build_kernels.cache_folder() / build_kernels.content_hash(version)
+    return {
+        architecture: disassemble(tool, folder / f"sm_{architecture}.cubin")
+        for architecture in build_kernels.ARCHITECTURES
     }
-
-
-def first(code: list[str], instruction: str) -> int:
-    """Index of the first use of an instruction; past the end where there is none."""
-    return next((i for i, line in enumerate(code) if instruction in line), len(code))
-
-
-def last(code: list[str], instruction: str) -> int:
-    """Index of the last use of an instruction."""
-    return max(i for i, line in enumerate(code) if instruction in line)
 
 
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_hopper_machine_code(hopper_code: dict[str, list[str]]) -> None:
-    for name, code in hopper_code.items():
-        # Every kernel may be started early, so every kernel has to wait.
-        assert first(code, "ACQBULK") < len(code), f"{name} never waits for the kernel before it"
-        # The first kernel of a step holds the others back: they read earlier stages without a wait.
-        late = name.startswith("action_in")
-        assert (first(code, "PREEXIT") > first(code, "ACQBULK")) == late, name
-        known = {"rope_rows_f32", *build_kernels.SPILL_ALLOWANCE}
-        assert not any(re.search(r"\b(LDL|STL)\b", line) for line in code) or name in known
-    fetches = "LTC256B", "UBLKCP"
-    skinny = ("ada_rms_norm_qkv", "ada_rms_norm_geglu", "linear_gated_residual_k")
-    for name in (name for name in hopper_code if name.startswith(skinny) and "cluster" in name):
-        code = hopper_code[name]
-        # Weights are on their way before the wait, products come after it.
-        assert min(first(code, fetch) for fetch in fetches) < first(code, "ACQBULK") < len(code), (
-            name
-        )
-        assert first(code, "HMMA.16816.F32.BF16") > first(code, "ACQBULK"), name
-    for name, code in hopper_code.items():
-        if name.startswith("geglu_linear"):
-            # Weights are on their way before the wait; the tokens are not.
-            assert first(code, "UTMALDG.2D [") < last(code, "ACQBULK")
-            assert any("HGMMA.64x" in line for line in code)
-    assert any(
-        "HGMMA.64x256x16" in line for line in hopper_code["attention_shared_kv_d256_bf16_sm90"]
-    )
-    assert any("HMMA.16816" in line for line in hopper_code["attention_segments_d72_bf16"])
+def test_machine_code_keeps_its_promises(code: dict[str, dict[str, Code]]) -> None:
+    for architecture, found in code.items():
+        assert list(broken_promises(architecture, found)) == []
+    for promise in PROMISES:  # each is about something
+        assert any(re.fullmatch(promise.kernels, name) for name in code["90a"]), promise
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_machine_code_uses_local_memory_where_it_is_known(code: dict[str, dict[str, Code]]) -> None:
+    for architecture, found in code.items():
+        using = {name for name, instructions in found.items() if uses(instructions, LOCAL)}
+        assert using <= KNOWN_LOCAL, f"sm_{architecture}"
+
+
+GOOD = ["LDG.E.128.CONSTANT.LTC256B R4, [R2]", "PREEXIT ", "@P0 ACQBULK ", "HMMA.16816.F32.BF16 R8"]
+
+
+@pytest.mark.parametrize(
+    ("instructions", "said"),
+    [
+        (GOOD, ""),
+        ([*GOOD[1:3], GOOD[0], GOOD[3]], "weights are on their way"),
+        ([GOOD[0], *GOOD[2:]], "expected PREEXIT, got none"),
+        ([GOOD[0], GOOD[2], GOOD[1], GOOD[3]], "expected PREEXIT before ACQBULK"),
+        ([GOOD[3], *GOOD[:3]], "behind ACQBULK"),
+        (GOOD[:3], "tensor cores"),
+        ([], "waits for those in front"),
+    ],
+)
+def test_broken_promises_are_seen(instructions: Code, said: str) -> None:
+    name = "linear_gated_residual_k2048_16_bf16_cluster"
+    found = list(broken_promises("90a", {name: instructions}))
+    assert bool(found) == bool(said)
+    assert any(said in line for line in found) or not said
