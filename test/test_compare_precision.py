@@ -42,7 +42,7 @@ def test_gates(ours: float, plain: float, failed: set[str]) -> None:
     exact = outputs(0.0)
     rows: dict[str, Any] = {
         name: compare_precision.compare(outputs(error), exact)
-        for name, error in (("cuda", ours), ("lerobot", plain), ("reference_cuda", 9.0))
+        for name, error in (("cuda", ours), ("lerobot_rope", plain), ("reference_cuda", 9.0))
     }
     gates = list(compare_precision.judge("gaussian", rows))
     assert len(gates) == 4

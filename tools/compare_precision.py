@@ -6,7 +6,8 @@ layer, are compared with our float32 reference. Gates (exit status 1 where one f
 
 * least cosine of an action row, of our stages on ``cuda``: at least 0.9999;
 * root mean square error of actions, keys and values: no larger than that of LeRobot's network in
-  bfloat16 on the same weights and inputs, where LeRobot is installed.
+  bfloat16 on the same weights and inputs, where LeRobot is installed. As it comes it rounds its
+  rotary frequencies too (``lerobot``); the gate is what it does with exact ones (``lerobot_rope``).
 
 The stages by torch's references on the GPU (``reference_cuda``: float32 inside an op, bfloat16
 between ops) are shown too. Needs about 40 GB of GPU memory, and a minute for each kind of weights.
@@ -74,12 +75,22 @@ def stages(
 
 
 def lerobot(
-    config: Pi05Config, source: TensorSource, decisions: list[Decision], place: str
+    config: Pi05Config,
+    source: TensorSource,
+    decisions: list[Decision],
+    place: str,
+    exact_rotary: bool,
 ) -> Outputs:
-    """LeRobot's network in bfloat16."""
+    """LeRobot's network in bfloat16, as it comes or with rotary frequencies in float32."""
     caches: list[list[Array]] = []
 
     def watch(model: Any) -> None:
+        if exact_rotary:
+            for module in model.modules():
+                if isinstance(getattr(module, "inv_freq", None), torch.Tensor):
+                    count = module.inv_freq.numel()
+                    powers = torch.arange(count, dtype=torch.float64, device=place) / count
+                    module.inv_freq = (config.rope_theta**-powers).float()
         network, forward = model.paligemma_with_expert, model.paligemma_with_expert.forward
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +137,7 @@ def judge(kind: str, rows: dict[str, dict[str, Any]]) -> Iterator[tuple[str, flo
             continue
         cosine = row["actions"]["min_cosine"]
         yield f"{kind}, {name}: action cosine", cosine, f">= {LEAST_COSINE}", cosine >= LEAST_COSINE
-        if plain := rows.get("lerobot"):
+        if plain := rows.get("lerobot_rope"):
             for output in ("actions", "keys", "values"):
                 rms, limit = row[output]["rms"], plain[output]["rms"]
                 told = f"<= {limit:.4g}, LeRobot's in bfloat16"
@@ -143,7 +154,8 @@ def measure(
         for device in true_size.devices(place)
     }
     if find_spec("lerobot"):
-        ways["lerobot"] = lambda: lerobot(config, source, decisions, place)
+        ways["lerobot"] = lambda: lerobot(config, source, decisions, place, False)
+        ways["lerobot_rope"] = lambda: lerobot(config, source, decisions, place, True)
     rows = {}
     for name, run in ways.items():
         rows[name] = compare(run(), expected)
