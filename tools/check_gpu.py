@@ -181,6 +181,7 @@ def main() -> int:
         "gpu": machine.gpu_state(),
         "versions": machine.versions(),
         "commit": machine.commit(),
+        "command": machine.command_line("python tools/check_gpu.py"),
     }
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")

@@ -196,7 +196,7 @@ def main() -> int:
         "gpu": machine.gpu_state(),
         "versions": machine.versions(),
         "commit": machine.commit(),
-        "command": "python " + " ".join(sys.argv),
+        "command": machine.command_line("python tools/compare_precision.py"),
     }
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")

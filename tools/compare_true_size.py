@@ -261,7 +261,7 @@ def main() -> int:
         "gpu": machine.gpu_state(),
         "versions": machine.versions(),
         "commit": machine.commit(),
-        "command": "python " + " ".join(sys.argv),
+        "command": machine.command_line("python tools/compare_true_size.py"),
     }
     report["shape"] = {name: getattr(options, name) for name in ("views", "tokens", "horizon")}
     text = json.dumps(report, indent=1)

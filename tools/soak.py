@@ -187,7 +187,7 @@ def main() -> int:
         "versions": machine.versions(),
         "commit": machine.commit(),
         "kernel_library": library,
-        "command": "python " + " ".join(sys.argv),
+        "command": machine.command_line("python tools/soak.py"),
     }
     text = json.dumps(report, indent=1)
     print(text)

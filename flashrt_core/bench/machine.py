@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -46,6 +48,19 @@ def gpu_state() -> dict[str, str]:
         return {}  # no such tool: the numbers stand without it
     values = [value.strip() for value in done.stdout.strip().split(",")]
     return dict(zip(_QUERY.split(","), values, strict=False))
+
+
+def command_line(program: str) -> str:
+    """The command that runs, to repeat it; of files that it writes the name alone.
+
+    Args:
+        program: what stands in front of the arguments.
+    """
+    given = list(sys.argv[1:])
+    for index, argument in enumerate(given[:-1]):
+        if argument in ("-o", "--output", "--figure"):
+            given[index + 1] = Path(given[index + 1]).name
+    return f"{program} {shlex.join(given)}".strip()
 
 
 def commit() -> str:

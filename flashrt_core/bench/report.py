@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .machine import commit, versions
+from .machine import command_line, commit, versions
 
 
 def describe_run(
@@ -33,7 +31,7 @@ def describe_run(
         "versions": versions(),
         "commit": commit(),
         "kernel_library": kernel_library,
-        "command": shlex.join(["flashrt", *sys.argv[1:]]),
+        "command": command_line("flashrt"),
         "cases": list(cases),
     }
 

@@ -14,6 +14,7 @@ from flashrt_core.bench import peer_lerobot
 from flashrt_core.bench.case import Case, parse_cases
 from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.layers import layer_traces
+from flashrt_core.bench.machine import command_line
 from flashrt_core.bench.report import describe_run, draw, write_json
 from flashrt_core.bench.trace import KernelTime
 from flashrt_core.errors import DeviceError, OptionError
@@ -88,6 +89,13 @@ def test_a_result_holds_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
     draw(result, tmp_path / "figure.png")
     draw(describe_run("abc", {}, lines[1:]), tmp_path / "alone.png")
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_command_names_files_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["x", "bench", "--output", "/somewhere/r.json", "--cases", "2x48x10", "--figure"]
+    monkeypatch.setattr(sys, "argv", given)
+    expected = "flashrt bench --output r.json --cases 2x48x10 --figure"
+    assert command_line("flashrt") == expected
 
 
 def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,292 @@
+"""Puts measured results into the documents, so that text and result files cannot say two things.
+
+A block between two marker lines is made from the JSON files in bench/results/h200 and replaced as a
+whole; docs/benchmarks.png is drawn from the same file. Blocks whose file is missing stay as they
+are.
+
+    python tools/bench_docs.py            # write
+    python tools/bench_docs.py --check    # exit status 1 where a document differs from its files
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from flashrt_core.bench.report import draw  # noqa: E402
+
+RESULTS = "bench/results/h200"
+FIGURE = "docs/benchmarks.png"
+DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/dataflow.md")
+#: The cases that are named in a sentence, and the one whose layers are drawn.
+LIGHT, HEAVY = (2, 48, 10), (3, 200, 50)
+_BLOCK = re.compile(r"(<!-- from results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_COLUMNS = 60  # characters of a drawn layer
+_LIBRARY = re.compile(r"nvjet|cutlass|gemm|splitK", re.IGNORECASE)
+Result = dict[str, Any]
+
+
+def headline(result: Result) -> str:
+    """Two sentences for the README, and the figure."""
+    light = _case(result, LIGHT)
+    replay, call = light["replay_ms"]["p50"], light["call_ms"]["p50"]
+    text = [
+        f"On an {result['gpu']} the full model at 16 bits replays a decision in",
+        f"**{replay:.1f} ms** and answers a call from camera images to actions in",
+        f"**{call:.1f} ms** (2 views, 48 prompt tokens, horizon 10; median, a fresh observation",
+        "every time).",
+    ]
+    if peers := {row["path"]: row for row in light.get("peers", ())}:
+        times = [
+            f"{row['ms']['p50']:.0f} ms {words} ({row['ratio_to_replay']:.1f} times)"
+            for path, words in _PATHS.items()
+            if (row := peers.get(path))
+        ]
+        name = f"{light['peers'][0]['name']} {light['peers'][0]['version']}"
+        text.append(f"{name} on the same GPU takes {' and '.join(times)}.")
+    text.append("How it was measured: [docs/benchmarks.md](docs/benchmarks.md).")
+    return _wrap(text) + "\n\n![One decision on the GPU, by case](docs/benchmarks.png)\n"
+
+
+def results(result: Result) -> str:
+    """Origin, command, and a line a case."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    clocks = ", ".join(f"{name} {value}" for name, value in result["clocks"].items())
+    head = (
+        f"{result['gpu']}, driver {result['driver']}; {clocks}; {versions}; commit "
+        f"{result['commit']}, kernels {result['kernel_library']}."
+    )
+    columns = [
+        "views x tokens x horizon",
+        "replay p50 / p95 / p99, ms",
+        "call p50 / p95 / p99, ms",
+        *result["cases"][0]["stage_ms"],
+        "kernels",
+        "expert layer, µs",
+        "of the roofline",
+        "LeRobot, graph",
+        "LeRobot, eager",
+    ]
+    rows = [
+        [
+            _name(case),
+            _three(case["replay_ms"]),
+            _three(case["call_ms"]),
+            *(f"{value:.2f}" for value in case["stage_ms"].values()),
+            f"{case['kernels']:,}",
+            f"{case['expert_layer_us']:.1f}",
+            f"{case['share_of_roofline']:.0%}" if case["share_of_roofline"] else "",
+            *(_peer(case, path) for path in ("compiled_graph", "eager")),
+        ]
+        for case in result["cases"]
+    ]
+    return (
+        f"## Results\n\n{_wrap([head])}\n\n```\n{result['command']}\n```\n\n"
+        f"![One decision on the GPU, by case](benchmarks.png)\n\n{_table(columns, rows)}"
+    )
+
+
+def overlap(result: Result) -> str:
+    """Replay with overlap at some classes of boundaries only."""
+    cases = [case for case in result["cases"] if case.get("other_overlaps")]
+    if not cases:
+        return ""
+    ways = list(cases[0]["other_overlaps"])
+    rows = [
+        [
+            _name(case),
+            f"{case['replay_ms']['p50']:.2f}",
+            *(f"{case['other_overlaps'][way]['replay_ms']['p50']:.2f}" for way in ways),
+        ]
+        for case in cases
+    ]
+    return (
+        "### Overlap, by class of boundary\n\nReplay p50 in ms. All ways of a case gave equal bits."
+        f"\n\n{_table(['views x tokens x horizon', cases[0]['overlap'], *ways], rows)}"
+    )
+
+
+def precision(result: Result) -> str:
+    """Errors against float32, and the gates."""
+    rows = [
+        [
+            kind,
+            name,
+            f"{errors['actions']['min_cosine']:.6f}",
+            *(f"{errors[part]['rms']:.2g}" for part in ("actions", "keys", "values")),
+        ]
+        for kind, ways in result["to_float32"].items()
+        for name, errors in ways.items()
+    ]
+    columns = ["weights", "way", "least cosine of an action row"]
+    columns += [f"rms error of {part}" for part in ("actions", "keys", "values")]
+    passed = sum(gate["passed"] for gate in result["gates"])
+    return (
+        f"## Precision\n\n{passed} of {len(result['gates'])} gates passed; commit "
+        f"{result['commit']}, `{result['command']}`.\n\n{_table(columns, rows)}"
+    )
+
+
+def endurance(result: Result) -> str:
+    """The soak, in words."""
+    grown = result["device_bytes"][-1] - result["device_bytes"][0]
+    host = result["host_bytes"][-1] - result["host_bytes"][0]
+    failures = "; ".join(result["failures"]) or "nothing failed"
+    times = result["replay_ms"]
+    text = [
+        f"{result['decisions']:,} decisions with fresh inputs in {result['seconds']:.0f} s:",
+        f"{failures}. Device memory grew by {grown} bytes, host memory by {host};",
+        f"{result['repeats']} repeats of a known input, {result['different']} with other bits.",
+        f"Replay p50 {times['p50']:.3f} ms, p99 {times['p99']:.3f}, longest {times['max']:.3f}.",
+        f"Commit {result['commit']}, `{result['command']}`.",
+    ]
+    return f"## Endurance\n\n{_wrap(text)}\n"
+
+
+def layers(result: Result) -> str:
+    """An expert and a prefix layer, drawn from the trace."""
+    case = _case(result, LIGHT)
+    parts = [
+        "## A layer, launch by launch",
+        _wrap(
+            [
+                f"From the trace of {_name(case)} (views x prompt tokens x horizon) on an",
+                f"{result['gpu']}, medians over all layers and steps; commit",
+                f"{result['commit']}. A dot is a kernel that is resident and waits for the one in",
+                "front (overlap), `#` the time from the end of the one in front to its own end.",
+                "A trace slows the kernels a little.",
+            ]
+        ),
+    ]
+    for name, title in (("expert", "expert layer of one step"), ("prefix", "prefix layer")):
+        layer = case["layers"][name]
+        head = f"One {title}: {layer['layer_us']:.1f} µs, {len(layer['kernels'])} launches."
+        parts.append(f"{head}\n\n```\n{_draw_layer(layer)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _draw_layer(layer: Result) -> str:
+    kernels = layer["kernels"]
+    ends = [kernel["start_us"] + kernel["duration_us"] for kernel in kernels]
+    scale = _COLUMNS / max(ends)
+    names = [_label(kernel["kernel"]) for kernel in kernels]
+    width = max(map(len, names))
+    lines = []
+    for name, kernel, end in zip(names, kernels, ends, strict=True):
+        start = round(kernel["start_us"] * scale)
+        stop = max(round(end * scale), start + 1)
+        own = min(max(round((end - kernel["share_us"]) * scale), start), stop - 1)
+        bar = " " * start + "." * (own - start) + "#" * (stop - own)
+        lines.append(f"{name:{width}}  {bar:{_COLUMNS}} {kernel['share_us']:6.1f} µs")
+    return "\n".join(lines)
+
+
+def _label(kernel: str) -> str:
+    """What stands beside a bar; the library names its kernels after tiles."""
+    return "product (cuBLASLt)" if _LIBRARY.search(kernel) else kernel
+
+
+#: Block -> result file, what makes it.
+BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "headline": ("pi05_bf16.json", headline),
+    "results": ("pi05_bf16.json", results),
+    "overlap": ("pi05_bf16.json", overlap),
+    "layers": ("pi05_bf16.json", layers),
+    "precision": ("pi05_precision.json", precision),
+    "endurance": ("pi05_soak.json", endurance),
+}
+_PATHS = {"compiled_graph": "compiled and in one CUDA graph", "eager": "as it comes"}
+
+
+def fill(text: str, folder: Path) -> str:
+    """A document with every block made anew from the files of ``folder``.
+
+    SystemExit on a block that nothing makes.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] not in BLOCKS:
+            raise SystemExit(f"bench_docs: block {match[2]!r}: expected one of {sorted(BLOCKS)}")
+        name, make = BLOCKS[match[2]]
+        path = folder / name
+        made = make(json.loads(path.read_text())) if path.is_file() else match[3]
+        return match[1] + made + match[4]
+
+    return _BLOCK.sub(block, text)
+
+
+def _case(result: Result, shape: tuple[int, int, int]) -> Result:
+    for case in result["cases"]:
+        if (case["views"], case["prompt_tokens"], case["horizon"]) == shape:
+            return dict(case)
+    raise SystemExit(f"bench_docs: case {shape}: expected in the result file; run flashrt bench")
+
+
+def _name(case: Result) -> str:
+    return f"{case['views']} x {case['prompt_tokens']} x {case['horizon']}"
+
+
+def _three(times: dict[str, float]) -> str:
+    return " / ".join(f"{times[name]:.2f}" for name in ("p50", "p95", "p99"))
+
+
+def _peer(case: Result, path: str) -> str:
+    for row in case.get("peers", ()):
+        if row["path"] == path:
+            return f"{row['ms']['p50']:.1f} ms, {row['ratio_to_replay']:.1f} x"
+    return ""
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _wrap(sentences: list[str]) -> str:
+    """Words in lines of at most 104 characters; whatever stands between backticks stays whole."""
+    lines, line = [], ""
+    for word in _words(" ".join(sentences)):
+        if line and len(line) + 1 + len(word) > 104:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return "\n".join([*lines, line])
+
+
+def _words(text: str) -> Iterator[str]:
+    return (match[0] for match in re.finditer(r"(?:`[^`]*`|\S)+", text))
+
+
+def main() -> int:
+    """Command line; 1 where --check finds a difference."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    different = []
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text = path.read_text()
+        made = fill(text, ROOT / RESULTS)
+        if made != text:
+            different.append(name)
+            if not options.check:
+                path.write_text(made)
+    source = ROOT / RESULTS / "pi05_bf16.json"
+    if source.is_file() and not options.check:
+        draw(json.loads(source.read_text()), ROOT / FIGURE)
+    for name in different:
+        print(f"bench_docs: {name} {'differs from its results' if options.check else 'written'}")
+    return 1 if options.check and different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
