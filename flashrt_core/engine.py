@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .capsule import CapsuleStore, HostState, RegionCopier, slot_specs
@@ -71,7 +72,7 @@ class Engine:
             self.store = CapsuleStore(
                 device, self._copier, plan.fingerprint, [memory[spec.name] for spec in slots]
             )
-            plan.pack(self.buffers)
+            _pack(plan, device, self.buffers)
             self._programs = _capture(plan, device, self.buffers)
             self._warm_up()
         except BaseException:
@@ -237,6 +238,17 @@ class Engine:
             self._copier.save(shape, self._parking[session.name])
             self._parked.add(session.name)
         session.ledger.lose_windows()
+
+
+def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
+    try:
+        plan.pack(buffers)
+    except torch.OutOfMemoryError as error:  # tensors that packing needs for a while
+        raise DeviceError(
+            f"memory of device {device.name!r} while weights are packed",
+            got=str(error),
+            remedy="stop other programs on it, or choose a smaller preset",
+        ) from error
 
 
 def _capture(

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -96,8 +97,8 @@ class CublasLt:
         self._stream = stream
         self._cache_file = cache
         self._cached = _read_cache(cache)
-        self._handle = self._lt.create()
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        self._handle = self._lt.create()
         self._plans: dict[Site, _Plan] = {}
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self.timed = 0
@@ -294,27 +295,29 @@ class CublasLt:
             for weight in _rotation(cold, site.columns * site.depth * 2)
         ]
         timings: list[Timing] = []
-        for algorithm in self._candidates(plan):
-            calls = [partial(self._matmul, plan, product, algorithm) for product in products]
-            try:
-                timings.append(Timing(self._driver, self._stream, algorithm, calls))
-            except self._lt.cuBLASLtError:  # a guess that does not run on these operands
-                continue
-        if not timings:
-            raise DeviceError(
-                f"product {site}", expected="an algorithm that runs", got="none of those offered"
-            )
-        self.timed += len(timings)
-        for timing in timings:
-            timing.measure(2)
-        finalists = sorted(timings, key=lambda timing: timing.best)[:_FINALISTS]
-        for _ in range(_ROUNDS):
-            for timing in finalists:
-                timing.measure(1)
+        with ExitStack() as opened:
+            for algorithm in self._candidates(plan):
+                calls = [partial(self._matmul, plan, product, algorithm) for product in products]
+                try:
+                    timings.append(Timing(self._driver, self._stream, algorithm, calls))
+                except self._lt.cuBLASLtError:  # a guess that does not run on these operands
+                    continue
+                opened.callback(timings[-1].close)
+            if not timings:
+                raise DeviceError(
+                    f"product {site}",
+                    expected="an algorithm that runs",
+                    got="none of those offered",
+                )
+            self.timed += len(timings)
+            for timing in timings:
+                timing.measure(2)
+            finalists = sorted(timings, key=lambda timing: timing.best)[:_FINALISTS]
+            for _ in range(_ROUNDS):
+                for timing in finalists:
+                    timing.measure(1)
         best = min(finalists, key=lambda timing: timing.best)
         plan.microseconds, plan.algorithm = best.best, best.algorithm
-        for timing in timings:
-            timing.close()
 
 
 def load_cublaslt() -> ModuleType:

@@ -22,7 +22,7 @@ from ..kernels.op import Op
 from .base import Program, Segment
 from .cublaslt import CublasLt, cache_path, load_cublaslt
 from .cuda_driver import CudaDriver
-from .cuda_graph import captured
+from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
 from .overlap import Overlap
@@ -115,7 +115,15 @@ class CudaDevice:
                 remedy="install torch from its CUDA index, or set device to 'cpu'",
             )
         version = int(load_cublaslt().get_version())
-        torch.cuda.init()
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            raise DeviceError(
+                "device 'cuda'",
+                expected="torch that can use this driver and GPU",
+                got=str(error).strip().partition("\n")[0],
+                remedy="install torch from its CUDA 13 index, or set device to 'cpu'",
+            ) from error
         major, minor = self.driver.capability
         self.arch = f"sm_{major}{minor}"
         kernels = KernelLibrary(self.driver, image)
@@ -124,7 +132,8 @@ class CudaDevice:
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = self.driver.call("cuStreamCreate", int(flags))
         opened.callback(self.driver.call, "cuStreamDestroy", self._stream)
-        self.gemm = CublasLt(self.driver, self._stream, cache_path(self.driver.name, version))
+        with self.driver.memory_errors("the workspace of products"):
+            self.gemm = CublasLt(self.driver, self._stream, cache_path(self.driver.name, version))
         opened.callback(self.gemm.close)
         self.launcher = CudaLauncher(self.driver, kernels, self.gemm, self._stream, overlap=overlap)
         opened.callback(self.launcher.close)
@@ -166,15 +175,14 @@ class CudaDevice:
             for name, body in segments:
                 self._run_body(name, body)
             self.launcher.begin(planning=False)
-            events = [self.driver.call("cuEventCreate", 0) for _ in range(len(segments) + 1)]
+            for _ in range(len(segments) + 1):
+                events.append(self.driver.call("cuEventCreate", 0))
             with captured(self.driver, self._stream) as graph:
                 self._record(events[0])
                 for (name, body), event in zip(segments, events[1:], strict=True):
                     self._run_body(name, body)
                     self._record(event)
-            kernels = self._count_kernels(graph.value)
-            executable = self.driver.call("cuGraphInstantiate", graph.value, 0)
-            self.driver.call("cuGraphDestroy", graph.value)
+            executable, kernels = instantiate(self.driver, graph)
         except BaseException:
             for event in events:
                 self.driver.call("cuEventDestroy", event)
@@ -271,21 +279,26 @@ class CudaDevice:
         """Release graphs, events, stream, library, staging and arena."""
         if self._opened is None:
             return
+        # The last one is called first. One that fails, after a fault on the GPU say, does not keep
+        # the others from being called.
         opened, self._opened = self._opened, None
-        self.driver.enter()
-        self._synchronize()
-        for program in self._programs:
-            self.driver.call("cuGraphExecDestroy", program.executable)
-            for event in program.events:
-                self.driver.call("cuEventDestroy", event)
-        self._programs.clear()
+        opened.callback(torch.cuda.empty_cache)
+        opened.callback(self._forget_arena)
         for window in self._windows.values():
-            self.driver.call("cuMemFreeHost", window.address)
+            opened.callback(self.driver.call, "cuMemFreeHost", window.address)
+        for program in self._programs:
+            opened.callback(self.driver.call, "cuGraphExecDestroy", program.executable)
+            for event in program.events:
+                opened.callback(self.driver.call, "cuEventDestroy", event)
+        opened.callback(self._synchronize)
+        opened.callback(self.driver.enter)
+        opened.close()
+
+    def _forget_arena(self) -> None:
+        self._programs.clear()
         self._windows.clear()
         self._arena = None
         self.launcher.memory = (0, 0)
-        with opened:
-            torch.cuda.empty_cache()
 
     def timed_replay_ms(self, program: Program) -> float:
         """Replay once; GPU milliseconds of the whole graph, by its first and last event."""
@@ -296,7 +309,8 @@ class CudaDevice:
     def _run_body(self, name: str, body: Any) -> None:
         self.launcher.boundary(name)
         try:
-            body(_Lane(self.launcher))
+            with self.driver.memory_errors(f"what stage {name!r} needs beside its buffers"):
+                body(_Lane(self.launcher))
         except FlashRTError:
             raise
         except Exception as error:
@@ -304,12 +318,6 @@ class CudaDevice:
 
     def _record(self, event: Any) -> None:
         self.driver.call("cuEventRecordWithFlags", event, self._stream, _EVENT_IN_GRAPH)
-
-    def _count_kernels(self, graph: Any) -> int:
-        _, count = self.driver.call("cuGraphGetNodes", graph, 0)
-        nodes, _ = self.driver.call("cuGraphGetNodes", graph, count)
-        kernel = self.driver.api.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
-        return sum(self.driver.call("cuGraphNodeGetType", node) == kernel for node in nodes)
 
     def _synchronize(self) -> None:
         self.driver.call("cuStreamSynchronize", self._stream)
@@ -324,17 +332,9 @@ class CudaDevice:
         return program
 
     def _allocate_arena(self, size: int) -> Tensor:
-        try:
+        with self.driver.memory_errors("the policy's buffers", size):
             arena = torch.zeros(size, dtype=torch.uint8, device="cuda")
             torch.cuda.synchronize()
-        except torch.OutOfMemoryError as error:
-            free, total = self.driver.call("cuMemGetInfo")
-            raise DeviceError(
-                f"memory of GPU {self.driver.name!r} for the policy's buffers",
-                expected=f"{size / 1e9:.2f} GB free",
-                got=f"{free / 1e9:.2f} of {total / 1e9:.2f} GB",
-                remedy="stop other programs on it, or choose a smaller preset",
-            ) from error
         return arena
 
     def _window(self, nbytes: int) -> _Window:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from ..errors import DeviceError
 
@@ -19,6 +23,7 @@ MIN_DRIVER = 13000
 MIN_CAPABILITY = (8, 0)
 _REMEDY_EXTRA = "pip install 'flashrt-ros[cuda]', or set device to 'cpu'"
 _REMEDY_CPU = "set device to 'cpu'"
+REMEDY_MEMORY = "stop other programs on it, or choose a smaller preset"
 
 
 class CudaDriver:
@@ -51,7 +56,11 @@ class CudaDriver:
                 remedy=_REMEDY_CPU,
             )
         self._context = self.call("cuDevicePrimaryCtxRetain", self.device)
-        self.enter()
+        try:
+            self.enter()
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, name: str, *args: Any) -> Any:
         """A driver call; its result (None, one value, or a tuple). DeviceError on failure."""
@@ -64,7 +73,26 @@ class CudaDriver:
     def error(self, what: str, code: Any) -> DeviceError:
         """The DeviceError of a driver result code, with CUDA's own name and explanation."""
         _, text = self.api.cuGetErrorString(code)
-        return DeviceError(what, got=f"{code.name}: {text.decode() if text else 'unknown error'}")
+        full = code == self.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        return DeviceError(
+            what,
+            got=f"{code.name}: {text.decode() if text else 'unknown error'}",
+            remedy=REMEDY_MEMORY if full else None,
+        )
+
+    @contextmanager
+    def memory_errors(self, what: str, size: int | None = None) -> Iterator[None]:
+        """Turns torch's lack of GPU memory into a DeviceError; ``size`` in bytes, where known."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free, total = self.call("cuMemGetInfo")
+            raise DeviceError(
+                f"memory of GPU {self.name!r} for {what}",
+                expected=None if size is None else f"{size / 1e9:.2f} GB free",
+                got=f"{free / 1e9:.2f} of {total / 1e9:.2f} GB",
+                remedy=REMEDY_MEMORY,
+            ) from error
 
     def attribute(self, attribute: Any) -> int:
         """A number that the driver tells of the GPU."""

@@ -31,6 +31,18 @@ def captured(driver: CudaDriver, stream: Any) -> Iterator[Captured]:
     graph.value = driver.call("cuStreamEndCapture", stream)
 
 
+def instantiate(driver: CudaDriver, graph: Captured) -> tuple[Any, int]:
+    """The executable of a captured graph, and its kernels; the graph itself is destroyed."""
+    try:
+        _, count = driver.call("cuGraphGetNodes", graph.value, 0)
+        nodes, _ = driver.call("cuGraphGetNodes", graph.value, count)
+        kernel = driver.api.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        kernels = sum(driver.call("cuGraphNodeGetType", node) == kernel for node in nodes)
+        return driver.call("cuGraphInstantiate", graph.value, 0), kernels
+    finally:
+        driver.call("cuGraphDestroy", graph.value)
+
+
 class Timing:
     """One algorithm's products in a graph, as they will run."""
 
@@ -49,9 +61,14 @@ class Timing:
         with captured(driver, stream) as graph:
             for call in calls:
                 call()
-        self._executable = driver.call("cuGraphInstantiate", graph.value, 0)
-        driver.call("cuGraphDestroy", graph.value)
-        self._events = [driver.call("cuEventCreate", 0) for _ in range(2)]
+        self._executable, _ = instantiate(driver, graph)
+        self._events: list[Any] = []
+        try:
+            for _ in range(2):
+                self._events.append(driver.call("cuEventCreate", 0))
+        except BaseException:
+            self.close()
+            raise
 
     def measure(self, rounds: int) -> None:
         """Replay that often and keep the shortest time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from math import prod
 from typing import Any
@@ -147,18 +148,17 @@ class CudaLauncher:
     def _race(self, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> str:
         torch.cuda.synchronize()
         launched, self._planning = self.launched, False
-        timings = {
-            name: Timing(self._driver, self._stream, name, [partial(way, x)] * _REPEATS)
-            for name, way in ways.items()
-        }
-        self.launched, self._planning, self._boundary = launched, True, True
-        for _ in range(_ROUNDS):
-            for timing in timings.values():
-                timing.measure(1)
-        best = min(timings, key=lambda name: timings[name].best)
-        for timing in timings.values():
-            timing.close()
-        return best
+        timings: dict[str, Timing] = {}
+        with ExitStack() as opened:
+            for name, way in ways.items():
+                calls = [partial(way, x)] * _REPEATS
+                timings[name] = Timing(self._driver, self._stream, name, calls)
+                opened.callback(timings[name].close)
+            self.launched, self._planning, self._boundary = launched, True, True
+            for _ in range(_ROUNDS):
+                for timing in timings.values():
+                    timing.measure(1)
+        return min(timings, key=lambda name: timings[name].best)
 
     def workspace(self, *shape: int) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""

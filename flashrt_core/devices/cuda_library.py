@@ -63,6 +63,8 @@ class KernelLibrary:
         try:
             self._library = driver.call("cuLibraryLoadData", image, None, None, 0, None, None, 0)
         except DeviceError as error:
+            if error.remedy is not None:  # it is not the library's fault
+                raise
             raise DeviceError(
                 "kernel library",
                 expected="machine code for this GPU",

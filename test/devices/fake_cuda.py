@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from enum import IntEnum
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -34,12 +35,18 @@ class FakeCuda(ModuleType):
         opened: open handles, as (kind, handle).
         launched: (grid, block, shared bytes, attribute ids) of every launch.
         failing: call name -> result it gives instead of success.
+        any_kernel: every kernel is in the library, and graphs can be captured and replayed (they
+            do nothing); "device" memory is this process's own.
     """
 
     CUresult = Result
     CUdevice_attribute = Attribute
     CUlaunchConfig = Record
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0)
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2)
+    CUDA_MEMCPY2D = Record
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUlaunchAttributeID = SimpleNamespace(
         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
@@ -54,6 +61,8 @@ class FakeCuda(ModuleType):
         self.launched: list[tuple[Any, ...]] = []
         self.shared: list[int] = []
         self.failing: dict[str, Result] = {}
+        self.any_kernel = False
+        self._memory: dict[int, Any] = {}
         self._next = 0
 
     def __getattribute__(self, name: str) -> Any:
@@ -113,7 +122,7 @@ class FakeCuda(ModuleType):
         return self._close("library", library)
 
     def cuLibraryGetKernel(self, library: int, name: bytes) -> Any:  # noqa: N802
-        if name.decode() not in self.entries:
+        if not self.any_kernel and name.decode() not in self.entries:
             return Result.CUDA_ERROR_NOT_FOUND, None
         return Result.CUDA_SUCCESS, name
 
@@ -142,3 +151,63 @@ class FakeCuda(ModuleType):
         kinds = tuple(attribute.id for attribute in config.attrs)
         self.launched.append((grid, block, config.sharedMemBytes, kinds))
         return (Result.CUDA_SUCCESS,)
+
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> Any:  # noqa: N802
+        memory = ctypes.create_string_buffer(nbytes)
+        self._memory[ctypes.addressof(memory)] = memory
+        self.opened.add(("host memory", ctypes.addressof(memory)))
+        return Result.CUDA_SUCCESS, ctypes.addressof(memory)
+
+    def cuMemFreeHost(self, address: int) -> Any:  # noqa: N802
+        del self._memory[address]
+        return self._close("host memory", address)
+
+    def cuMemcpyHtoDAsync(self, to: int, source: int, nbytes: int, stream: int) -> Any:  # noqa: N802
+        ctypes.memmove(to, source, nbytes)
+        return (Result.CUDA_SUCCESS,)
+
+    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync  # noqa: N815
+
+    def cuMemcpy2DAsync(self, copy: Record, stream: int) -> Any:  # noqa: N802
+        for row in range(copy.Height):
+            to, source = copy.dstDevice + row * copy.dstPitch, copy.srcDevice + row * copy.srcPitch
+            ctypes.memmove(to, source, copy.WidthInBytes)
+        return (Result.CUDA_SUCCESS,)
+
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    def cuStreamEndCapture(self, stream: int) -> Any:  # noqa: N802
+        return self._open("graph")
+
+    def cuGraphDestroy(self, graph: int) -> Any:  # noqa: N802
+        return self._close("graph", graph)
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> Any:  # noqa: N802
+        return self._open("executable graph")
+
+    def cuGraphExecDestroy(self, graph: int) -> Any:  # noqa: N802
+        return self._close("executable graph", graph)
+
+    def cuGraphGetNodes(self, graph: int, count: int) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, [], 0
+
+    def cuGraphUpload(self, graph: int, stream: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    cuGraphLaunch = cuGraphUpload  # noqa: N815
+
+    def cuEventCreate(self, flags: int) -> Any:  # noqa: N802
+        return self._open("event")
+
+    def cuEventDestroy(self, event: int) -> Any:  # noqa: N802
+        return self._close("event", event)
+
+    def cuEventRecord(self, event: int, stream: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    def cuEventRecordWithFlags(self, event: int, stream: int, flags: int) -> Any:  # noqa: N802
+        return (Result.CUDA_SUCCESS,)
+
+    def cuEventElapsedTime(self, start: int, end: int) -> Any:  # noqa: N802
+        return Result.CUDA_SUCCESS, 0.5

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from flashrt_core.contract import BufferSpec, DType, Role
-from flashrt_core.devices import cuda, cuda_driver, cuda_launcher, cuda_library, open_device
+from flashrt_core.devices import cuda, cuda_launcher, cuda_library, open_device
 from flashrt_core.devices.cuda_driver import CudaDriver
 from flashrt_core.devices.cuda_launcher import CudaLauncher
 from flashrt_core.devices.cuda_library import KernelLibrary, Packed, sizes
@@ -20,31 +20,6 @@ from flashrt_core.devices.overlap import Overlap
 from flashrt_core.errors import CaptureError, ContractError, DeviceError, OptionError
 from flashrt_core.kernels.launch import Float64
 from test.devices.fake_cuda import FakeCuda, Result
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Puts a fake driver, a fatbin and CUDA-capable torch in place."""
-
-    def install(fake: FakeCuda) -> FakeCuda:
-        bindings = ModuleType("cuda.bindings")
-        bindings.driver = fake  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-        monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: None)
-        fatbin = tmp_path / "kernels.fatbin"
-        fatbin.write_bytes(b"machine code")
-        monkeypatch.setenv("FLASHRT_KERNELS", str(fatbin))
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        for name in ("init", "empty_cache", "synchronize"):
-            monkeypatch.setattr(torch.cuda, name, lambda: None)
-        lt = SimpleNamespace(get_version=lambda: 130100)
-        monkeypatch.setattr(cuda, "load_cublaslt", lambda: lt)
-        closed = SimpleNamespace(close=lambda: None)
-        monkeypatch.setattr(cuda, "CublasLt", lambda *args: closed)
-        return fake
-
-    return install
 
 
 def refusal(message: str) -> Any:
