@@ -17,7 +17,7 @@ TRIGGER = r"PREEXIT"  # the next kernel may start
 LOCAL = r"(LDL|STL)\b"
 #: Weights on their way: loads with a prefetch of 256 bytes, or bulk copies.
 FETCH = r"LDG\S*LTC256B|UBLKCP|UTMALDG"
-MMA = r"HMMA\.16816\.F32\.BF16"
+MMA = r"HMMA\.16816\.F32\.BF16|HGMMA\.64x"  # mma.sync, or wgmma
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ PROMISES = (
         behind=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(
-        _FEW_ROWS + r"_cluster", FETCH, "weights are on their way before the wait",
+        _FEW_ROWS + r"_(cluster|sm90)", FETCH, "weights are on their way before the wait",
         before=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(

@@ -56,7 +56,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck")
 #: Kernels of which racecheck may warn, and why. A warning is no error of the tool: it says that a
 #: hazard may be intended. One thread sets up an mbarrier and arrives at it; the compiler issues the
 #: set-up once for the warp, and the tool takes every lane of it for a writer.
-WARNED = re.compile(r"_cluster$")
+WARNED = re.compile(r"_(cluster|sm90)$")
 _SUMMARY = re.compile(r"=+ ERROR SUMMARY: (\d+)|=+ RACECHECK SUMMARY: [^\n]*\((\d+) error")
 _WARNING = re.compile(r"Warning: Race reported between \w+ access at (\w+)\+")
 _FRAME = re.compile(r"^=+ +(Host Frame|Saved host backtrace).*\n", re.MULTILINE)
