@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..errors import NumericsError, OptionError
 from .case import CASES, Case
 from .latency import Bench, CaseResult
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
-from .report import describe_run, draw, table, write_json
+from .report import describe_run, draw, peer_lines, table, write_json
 
 _STAGES = ("context", "action")  # of a decision
 #: The ways that a case is measured, the one that counts first.
@@ -75,13 +75,17 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
         lines = _measure(bench, options, cases)
     finally:
         bench.close()
-    if options.peer:  # behind everything of ours, so that it disturbs none of our times
-        _add_peers(options, cases, lines)
     lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))
     result = describe_run(str(bench.library), bench.gpu, lines)
-    console.print(table(result))
     if options.output is not None:
         write_json(result, options.output)
+    if options.peer:  # behind everything of ours, so that it disturbs none of our times
+        for _ in _add_peers(options, lines):
+            if options.output is not None:  # minutes go by until the next one has been measured
+                write_json(result, options.output)
+    console.print(table(result))
+    for told in peer_lines(result):
+        console.print(told)
     if options.figure is not None:
         draw(result, options.figure)
     return result
@@ -127,13 +131,14 @@ def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list
     return lines
 
 
-def _add_peers(
-    options: BenchOptions, cases: Sequence[Case], lines: Sequence[dict[str, Any]]
-) -> None:
-    for case, line in zip(cases, lines, strict=True):
-        if case in (options.peer_cases or cases):
-            rows = run_peer(case, options.samples, options.peer_paths)
-            line["peers"] = [with_ratios(row, line) for row in rows]
+def _add_peers(options: BenchOptions, lines: Sequence[dict[str, Any]]) -> Iterator[None]:
+    for line in lines:
+        case = Case(line["views"], line["prompt_tokens"], line["horizon"], line["steps"])
+        if not options.peer_cases or case in options.peer_cases:
+            rows = line["peers"] = []
+            for row in run_peer(case, options.samples, options.peer_paths):
+                rows.append(with_ratios(row, line))
+                yield
 
 
 def _check_bits(first: CaseResult, second: CaseResult, overlap: str) -> None:

@@ -63,6 +63,16 @@ def table(result: dict[str, Any]) -> Table:
     return view
 
 
+def peer_lines(result: dict[str, Any]) -> list[str]:
+    """What each peer took, in a line."""
+    return [
+        f"{case['views']}x{case['prompt_tokens']}x{case['horizon']}: {row['name']} {row['version']}"
+        f" {row['path']} {row['ms']['p50']:.1f} ms, {row['ratio_to_replay']:.1f} times our replay"
+        for case in result["cases"]
+        for row in case.get("peers", ())
+    ]
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """Each case's stages, stacked, with its roofline, and the peer's fastest path beside; a PNG."""
     import matplotlib

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from flashrt_core.bench import peer_lerobot
+from flashrt_core.bench import command, peer_lerobot
 from flashrt_core.bench.case import Case, parse_cases
 from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.layers import layer_traces
 from flashrt_core.bench.machine import command_line
-from flashrt_core.bench.report import describe_run, draw, write_json
+from flashrt_core.bench.report import describe_run, draw, peer_lines, write_json
 from flashrt_core.bench.trace import KernelTime
 from flashrt_core.errors import DeviceError, OptionError
 
@@ -86,6 +88,9 @@ def test_a_result_holds_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
     assert written["clocks"] == {"clocks.sm": "1980 MHz"}
     (peer,) = written["cases"][0]["peers"]
     assert (peer["ratio_to_replay"], peer["ratio_to_call"]) == (3.5, 3.15)
+    assert peer_lines(result) == [
+        "2x48x10: LeRobot 0.6.1 compiled_graph 31.5 ms, 3.5 times our replay"
+    ]
     draw(result, tmp_path / "figure.png")
     draw(describe_run("abc", {}, lines[1:]), tmp_path / "alone.png")
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
@@ -103,6 +108,34 @@ def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> Non
     options = BenchOptions(cases=(Case(2, 48, 10),), peer="lerobot")
     with pytest.raises(DeviceError, match=r"\Apeer 'lerobot': .*pip install [^\n]*\Z"):
         run_bench(options, Console())
+
+
+def test_a_peer_that_breaks_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Our cases are in the file before minutes of compiling begin, and then each row."""
+    seen = []
+
+    def peer(case: Case, samples: int, paths: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        seen.append((case, len(json.loads(output.read_text())["cases"])))
+        yield {"name": "LeRobot", "version": "1", "path": "eager", "ms": {"p50": 90.0}}
+        raise RuntimeError("compiler")
+
+    cases, output = (Case(2, 48, 10), Case(3, 200, 50)), tmp_path / "r.json"
+    monkeypatch.setattr(command, "Bench", lambda **options: SimpleNamespace(
+        library="abc", gpu={}, close=lambda: None
+    ))  # fmt: skip
+    lines = [line(case, False) for case in cases]
+    monkeypatch.setattr(command, "_measure", lambda *args: lines)
+    monkeypatch.setattr(command, "require_lerobot", lambda: "0.6.1")
+    monkeypatch.setattr(command, "run_peer", peer)
+    options = BenchOptions(cases=cases, peer="lerobot", peer_cases=cases[1:], output=output)
+    with pytest.raises(RuntimeError, match="compiler"):
+        run_bench(options, Console())
+    assert seen == [(cases[1], 2)]
+    light, heavy = json.loads(output.read_text())["cases"]
+    assert "peers" not in light
+    assert [row["ratio_to_replay"] for row in heavy["peers"]] == [10.0]
 
 
 @pytest.mark.parametrize(
