@@ -61,6 +61,7 @@ class Contract:
     _inputs: dict[str, InputSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, OutputSpec] = field(init=False, repr=False, compare=False)
     _stages: dict[str, StageSpec] = field(init=False, repr=False, compare=False)
+    _inputs_of: dict[str, tuple[InputSpec, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for attribute, specs in (
@@ -70,6 +71,11 @@ class Contract:
             ("_stages", self.stages),
         ):
             object.__setattr__(self, attribute, _by_name(self.policy, attribute[1:], specs))
+        read = {
+            stage.name: tuple(spec for spec in self.inputs if spec.buffer in stage.reads)
+            for stage in self.stages
+        }
+        object.__setattr__(self, "_inputs_of", read)
         _check_shapes(self)
         _check_windows(self)
         for index, stage in enumerate(self.stages):
@@ -99,7 +105,7 @@ class Contract:
 
     def inputs_of(self, stage: StageSpec) -> tuple[InputSpec, ...]:
         """The inputs whose windows ``stage`` reads itself."""
-        return tuple(spec for spec in self.inputs if spec.buffer in stage.reads)
+        return self._inputs_of[stage.name]
 
     def shape_for(self, *, views: int, prompt_tokens: int, horizon: int, steps: int) -> ShapeKey:
         """The captured shape with the smallest prompt bucket that holds ``prompt_tokens``.

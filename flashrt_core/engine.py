@@ -165,12 +165,26 @@ class Engine:
             self._parked.discard(session.name)
 
     def replay(
-        self, session: Session, stages: tuple[StageSpec, ...], shape: ShapeKey
+        self,
+        session: Session,
+        stages: tuple[StageSpec, ...],
+        shape: ShapeKey,
+        *,
+        outputs: tuple[str, ...] = (),
+        meanwhile: Callable[[], object] | None = None,
     ) -> dict[str, float]:
-        """Replay captured stages as one; milliseconds of each. An error voids retained state."""
+        """Replay captured stages as one; milliseconds of each. An error voids retained state.
+
+        Args:
+            session: whose state it is.
+            stages, shape: what to replay.
+            outputs: buffers that are read next.
+            meanwhile: host work to do while the device is busy.
+        """
         program = self._programs[shape, tuple(stage.name for stage in stages)]
+        read_next = [self.buffers[name] for name in outputs]
         try:
-            self.device.replay(program)
+            self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
         except FlashRTError:
             session.ledger.forget()
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,9 +177,9 @@ class Session:
         for stage in stages:
             self.ledger.check(stage, ran=names)
         timings: dict[str, float] = {}
-        for group in [(stage,) for stage in stages] if split else [stages]:
-            timings |= self.engine.replay(self, group, self._shape())
-        return self._finish(timings)
+        for stage in stages[:-1] if split else ():
+            timings |= self.engine.replay(self, (stage,), self._shape())
+        return self._finish(timings | self._replay_last(stages[-1:] if split else stages))
 
     def act(self, *, noise: Array | None = None, allow_stale: bool = False) -> Decision:
         """The last stage alone, on the retained results of those before it."""
@@ -186,7 +187,7 @@ class Session:
         self._write_noise(noise)
         stage = self.contract.decision_stages[-1]
         self.ledger.check(stage, allow_stale=allow_stale)
-        return self._finish(self.engine.replay(self, (stage,), self._shape()))
+        return self._finish(self._replay_last((stage,)))
 
     def read(self, output: str) -> Array:
         """A host copy of an output window."""
@@ -244,7 +245,9 @@ class Session:
 
     def _stage(self, transform: StageSpec, names: list[str], values: Mapping[str, Array]) -> None:
         staged = self._host.staged
-        same = all(name in staged and np.array_equal(staged[name], values[name]) for name in names)
+        same = all(
+            name in staged and staged[name].tobytes() == values[name].tobytes() for name in names
+        )
         if same and self.ledger.is_made(transform.name) and not self.ledger.announced(names):
             return  # the retained product is already that of these values
         for name in names:
@@ -254,10 +257,21 @@ class Session:
         kept = {name: values[name].copy() for name in names}
         self._host = replace(self._host, staged={**staged, **kept})
 
+    def _replay_last(self, stages: tuple[StageSpec, ...]) -> dict[str, float]:
+        """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""
+        host, shape = self._host, self.contract.input(NOISE).shape
+        return self.engine.replay(
+            self,
+            stages,
+            self._shape(),
+            outputs=(self.contract.output(ACTIONS).buffer,),
+            meanwhile=partial(_drawn, host.seed, host.decisions + 1, shape),
+        )
+
     def _write_noise(self, noise: Array | None) -> None:
         spec = self.contract.input(NOISE)
         if noise is None:
-            noise = noise_for(self._host.seed, self._host.decisions, spec.shape)
+            noise = _drawn(self._host.seed, self._host.decisions, spec.shape)
         self._fill(spec, checked_value(spec, noise))
 
     def _finish(self, timings: dict[str, float]) -> Decision:
@@ -289,6 +303,10 @@ def noise_for(seed: int, index: int, shape: tuple[int, ...]) -> Array:
     """Standard normal float32 noise of decision ``index``: a pure function of its arguments."""
     bits = np.random.Philox(key=seed, counter=[0, 0, 0, index])
     return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
+
+
+#: Keeps what was drawn ahead of its decision, for the sessions of a process.
+_drawn = lru_cache(maxsize=64)(noise_for)
 
 
 def checked_value(spec: InputSpec, value: Array) -> Array:

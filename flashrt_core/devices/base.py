@@ -40,8 +40,20 @@ class Device(Protocol):
     def capture(self, segments: Sequence[Segment]) -> Program:
         """Run each body once against a lane and keep what it issues. CaptureError on failure."""
 
-    def replay(self, program: Program) -> None:
-        """Run a captured program on what the buffers hold now, and wait for it."""
+    def replay(
+        self,
+        program: Program,
+        *,
+        outputs: Sequence[Tensor] = (),
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Run a captured program on what the buffers hold now, and wait for it.
+
+        Args:
+            program: what to run.
+            outputs: windows that will be read next; their way to the host is part of the wait.
+            meanwhile: called once while the device is busy.
+        """
 
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """Milliseconds of each segment in the last replay of ``program``."""
@@ -124,10 +136,10 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from _tensors(value)
 
 
-NUMPY_DTYPES: dict[DType, str] = {
-    DType.F32: "float32",
-    DType.F16: "float16",
-    DType.U8: "uint8",
-    DType.I32: "int32",
-    DType.I64: "int64",
+NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
+    DType.F32: np.dtype("float32"),
+    DType.F16: np.dtype("float16"),
+    DType.U8: np.dtype("uint8"),
+    DType.I32: np.dtype("int32"),
+    DType.I64: np.dtype("int64"),
 }

@@ -8,7 +8,7 @@ Python decision of the stage repeated at replay.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -110,8 +110,16 @@ class CpuDevice:
             calls.append((name, recorder.calls))
         return CpuProgram(calls)
 
-    def replay(self, program: Program) -> None:
-        """Make the recorded calls again, in order."""
+    def replay(
+        self,
+        program: Program,
+        *,
+        outputs: Sequence[Tensor] = (),
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Make the recorded calls again, in order; this process is the device, so what is to be
+        done meanwhile follows.
+        """
         if not isinstance(program, CpuProgram):
             raise DeviceError(
                 f"device {self.name!r}",
@@ -126,6 +134,8 @@ class CpuDevice:
                 if not self._cpu:
                     torch.cuda.synchronize(self._place)
                 program.last_ms[name] = (perf_counter() - start) * 1e3
+        if meanwhile is not None:
+            meanwhile()
 
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """Wall-clock milliseconds of each segment in the last replay."""

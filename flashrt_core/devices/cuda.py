@@ -6,8 +6,7 @@ cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read and 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +18,18 @@ from torch import Tensor
 from ..contract import BufferSpec, Role
 from ..errors import CaptureError, DeviceError, FlashRTError
 from ..kernels.op import Op
-from .base import Program, Segment
+from .base import NUMPY_DTYPES, Program, Segment
 from .cublaslt import CublasLt, cache_path, load_cublaslt
 from .cuda_driver import CudaDriver
 from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
+from .cuda_staging import Staging
 from .overlap import Overlap
 
 _ALIGNMENT = 256  # bytes; what the driver's own allocations have
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
+_NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
 
 
 @dataclass
@@ -53,15 +54,6 @@ class CudaProgram:
     def segments(self) -> tuple[str, ...]:
         """Names in replay order."""
         return self.names
-
-
-@dataclass
-class _Window:
-    """Pinned host memory behind one SWAP buffer."""
-
-    address: int
-    view: np.ndarray[Any, Any]  # uint8
-    in_flight: bool = False
 
 
 class _Lane:
@@ -100,7 +92,7 @@ class CudaDevice:
             self._open(opened, allowed)
             self._opened: ExitStack | None = opened.pop_all()
         self._arena: Tensor | None = None
-        self._windows: dict[int, _Window] = {}
+        self._staging = Staging(self.driver, self._stream)
         self._programs: list[CudaProgram] = []
 
     def _open(self, opened: ExitStack, overlap: Overlap) -> None:
@@ -146,22 +138,22 @@ class CudaDevice:
                 "device 'cuda'", expected="one allocation a device", got="a second one"
             )
         self.driver.enter()
-        offsets, size = [], 0
-        for spec in specs:
-            offsets.append(size)
+        offsets, size = {}, 0
+        # Windows are neighbours, so that one copy can serve several.
+        for spec in sorted(specs, key=lambda spec: spec.role is not Role.SWAP):
+            offsets[spec.name] = size
             size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._arena = self._allocate_arena(size + _ALIGNMENT)
         base = -self._arena.data_ptr() % _ALIGNMENT
         self.launcher.memory = (self._arena.data_ptr() + base, size)
         buffers = {
-            spec.name: self._arena[base + offset : base + offset + spec.nbytes]
+            spec.name: self._arena[base + offsets[spec.name] :][: spec.nbytes]
             .view(getattr(torch, spec.dtype.value))
             .view(spec.shape)
-            for spec, offset in zip(specs, offsets, strict=True)
+            for spec in specs
         }
-        for spec in specs:
-            if spec.role is Role.SWAP:
-                self._windows[buffers[spec.name].data_ptr()] = self._window(spec.nbytes)
+        windows = [buffers[spec.name] for spec in specs if spec.role is Role.SWAP]
+        self._staging = Staging(self.driver, self._stream, windows)
         return buffers
 
     def capture(self, segments: Sequence[Segment]) -> CudaProgram:
@@ -193,11 +185,28 @@ class CudaDevice:
         self.driver.call("cuStreamSynchronize", self._stream)
         return program
 
-    def replay(self, program: Program) -> None:
-        """Launch the graph and wait for it."""
+    def replay(
+        self,
+        program: Program,
+        *,
+        outputs: Sequence[Tensor] = (),
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send the windows, launch the graph, fetch ``outputs``, and wait once for all of it."""
         self.driver.enter()
+        staging = self._staging
+        staging.send()
         self.driver.call("cuGraphLaunch", self._own(program).executable, self._stream)
-        self._synchronize()
+        staging.outdate()
+        for output in outputs:
+            window = staging.window(output)
+            if window is not None:
+                staging.fetch(window)
+        try:
+            if meanwhile is not None:
+                meanwhile()
+        finally:
+            staging.synchronize()
 
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """GPU milliseconds of each segment in the last replay, from events inside the graph."""
@@ -208,47 +217,37 @@ class CudaDevice:
         }
 
     def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
-        """Copy host values into a buffer; a window is copied while the host goes on."""
-        self.driver.enter()
+        """Copy host values into a buffer; those of a window are kept for the next replay."""
         value = np.ascontiguousarray(value)
-        if value.nbytes != target.nbytes:
-            raise DeviceError(
-                "write", expected=f"{target.nbytes} bytes", got=f"{value.nbytes} bytes"
-            )
-        window = self._windows.get(target.data_ptr())
-        if window is None or window.view.nbytes < value.nbytes:
-            self.driver.call(
-                "cuMemcpyHtoDAsync",
-                target.data_ptr(),
-                value.ctypes.data,
-                value.nbytes,
-                self._stream,
-            )
-            self._synchronize()
+        self.driver.enter()
+        staging = self._staging
+        window = staging.window(target)
+        held = target.nbytes if window is None else window.view.nbytes
+        if value.nbytes != held:
+            raise DeviceError("write", expected=f"{held} bytes", got=f"{value.nbytes} bytes")
+        if window is not None:
+            staging.write(window, value)
             return
-        if window.in_flight:
-            self._synchronize()
-        window.view[: value.nbytes] = value.reshape(-1).view(np.uint8)
+        staging.send()  # in the order of the calls, should the two overlap
         self.driver.call(
-            "cuMemcpyHtoDAsync", target.data_ptr(), window.address, value.nbytes, self._stream
+            "cuMemcpyHtoDAsync", target.data_ptr(), value.ctypes.data, held, self._stream
         )
-        window.in_flight = True
+        staging.synchronize()
+        staging.outdate()
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy of a contiguous buffer; bf16 comes as float32."""
         self.driver.enter()
+        staging = self._staging
+        window = staging.window(source)
+        if window is not None and window.fetched:
+            return _to_numpy(window.view.copy(), source)
+        staging.send()
         host = np.empty(source.nbytes, dtype=np.uint8)
-        window = self._windows.get(source.data_ptr())
-        staged = window is not None and window.view.nbytes >= source.nbytes
-        address = window.address if window is not None and staged else host.ctypes.data
-        if window is not None and window.in_flight:
-            self._synchronize()
         self.driver.call(
-            "cuMemcpyDtoHAsync", address, source.data_ptr(), source.nbytes, self._stream
+            "cuMemcpyDtoHAsync", host.ctypes.data, source.data_ptr(), host.nbytes, self._stream
         )
-        self._synchronize()
-        if window is not None and staged:
-            host[:] = window.view[: source.nbytes]
+        staging.synchronize()
         return _to_numpy(host, source)
 
     def copy_rows(
@@ -265,6 +264,8 @@ class CudaDevice:
     ) -> None:
         """Copy ``rows`` runs of ``row_bytes`` in one driver call, in stream order."""
         self.driver.enter()
+        self._staging.send()
+        self._staging.outdate()
         api = self.driver.api
         copy = api.CUDA_MEMCPY2D()
         copy.srcMemoryType = copy.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
@@ -284,19 +285,17 @@ class CudaDevice:
         opened, self._opened = self._opened, None
         opened.callback(torch.cuda.empty_cache)
         opened.callback(self._forget_arena)
-        for window in self._windows.values():
-            opened.callback(self.driver.call, "cuMemFreeHost", window.address)
+        opened.callback(self._staging.close)
         for program in self._programs:
             opened.callback(self.driver.call, "cuGraphExecDestroy", program.executable)
             for event in program.events:
                 opened.callback(self.driver.call, "cuEventDestroy", event)
-        opened.callback(self._synchronize)
+        opened.callback(self._staging.synchronize)
         opened.callback(self.driver.enter)
         opened.close()
 
     def _forget_arena(self) -> None:
         self._programs.clear()
-        self._windows.clear()
         self._arena = None
         self.launcher.memory = (0, 0)
 
@@ -319,11 +318,6 @@ class CudaDevice:
     def _record(self, event: Any) -> None:
         self.driver.call("cuEventRecordWithFlags", event, self._stream, _EVENT_IN_GRAPH)
 
-    def _synchronize(self) -> None:
-        self.driver.call("cuStreamSynchronize", self._stream)
-        for window in self._windows.values():
-            window.in_flight = False
-
     def _own(self, program: Program) -> CudaProgram:
         if not isinstance(program, CudaProgram):
             raise DeviceError(
@@ -337,15 +331,10 @@ class CudaDevice:
             torch.cuda.synchronize()
         return arena
 
-    def _window(self, nbytes: int) -> _Window:
-        address = int(self.driver.call("cuMemHostAlloc", nbytes, 0))
-        view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-        return _Window(address, view)
-
 
 def _to_numpy(host: np.ndarray[Any, Any], source: Tensor) -> np.ndarray[Any, Any]:
     """Bytes of a tensor as an array of its shape; formats numpy lacks are widened to float32."""
-    value = torch.from_numpy(host).view(source.dtype).view(source.shape)
-    if source.dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        return value.float().numpy()
-    return value.numpy()
+    dtype = _NUMPY.get(source.dtype)
+    if dtype is None:
+        return torch.from_numpy(host).view(source.dtype).view(source.shape).float().numpy()
+    return host.view(dtype).reshape(source.shape)

@@ -38,6 +38,7 @@ class CudaDriver:
     def __init__(self, ordinal: int = 0) -> None:
         self.api = load_bindings()
         self.calls: Counter[str] = Counter()
+        self._success = self.api.CUresult.CUDA_SUCCESS
         self._thread = 0
         self._initialise()
         self.device = self._device(ordinal)
@@ -66,7 +67,7 @@ class CudaDriver:
         """A driver call; its result (None, one value, or a tuple). DeviceError on failure."""
         self.calls[name] += 1
         code, *values = getattr(self.api, name)(*args)
-        if code != self.api.CUresult.CUDA_SUCCESS:
+        if code is not self._success and code != self._success:
             raise self.error(f"CUDA call {name}", code)
         return None if not values else values[0] if len(values) == 1 else tuple(values)
 

@@ -6,7 +6,6 @@ bf16 (what plain torch in bf16 does, with fewer roundings).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from flashrt_core.policies.base import Observation
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.session import Session
 from flashrt_core.weights import TensorSource, open_weights
-from test.gpu import error, requires_gpu
+from test.gpu import DECISION_CALLS, count_calls, error, requires_gpu
 
 pytestmark = [*requires_gpu, pytest.mark.timeout(300)]
 
@@ -215,19 +214,11 @@ def test_a_replay_allocates_captures_and_compiles_nothing(source: tuple[str, Kep
         observation = Observation({"base_0_rgb": image}, np.zeros(1, np.float32))
         session.decide(observation)
         torch.cuda.synchronize()
-        before = Counter(session.engine.device.driver.calls)  # type: ignore[attr-defined]
         allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
-        for _ in range(20):
-            session.decide(observation)
-        made = session.engine.device.driver.calls - before  # type: ignore[attr-defined]
+        with count_calls(session.engine.device.driver) as calls:  # type: ignore[attr-defined]
+            for _ in range(20):
+                session.decide(observation)
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
-        assert set(made) == {
-            "cuGraphLaunch",
-            "cuStreamSynchronize",
-            "cuEventElapsedTime",
-            "cuMemcpyHtoDAsync",
-            "cuMemcpyDtoHAsync",
-        }
-        assert made["cuGraphLaunch"] == 20
+        assert calls == {name: 20 * count for name, count in DECISION_CALLS.items()}
     finally:
         session.engine.close()

@@ -157,11 +157,12 @@ def _gemma_weights(
 
 def _windows(config: Pi05Config, views: tuple[str, ...]) -> Iterator[BufferSpec]:
     side, chunk = config.image_size, (config.horizon, config.action_dim)
+    # Neighbours share a copy: noise and images are new in every decision, a prompt with an image.
+    yield BufferSpec("noise", chunk, DType.F32, Role.SWAP)
     for view in views:
         yield BufferSpec(image_input(view), (side, side, 3), DType.U8, Role.SWAP, "RGB")
     yield BufferSpec("prompt_tokens", (config.max_prompt_tokens,), DType.I32, Role.SWAP)
     yield BufferSpec("prompt_length", (1,), DType.I32, Role.SWAP)
-    yield BufferSpec("noise", chunk, DType.F32, Role.SWAP)
     yield BufferSpec("actions", chunk, DType.F32, Role.SWAP, "the sample while it is denoised")
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,9 @@ _FILTERS = {"pillow": _pillow, "torch": _torch}
 
 
 class Pi05Processor:
-    """Transforms between robot units and the windows of the contract. Stateless.
+    """Transforms between robot units and the windows of the contract.
+
+    Stateless: what it keeps of the last prompts is their tokens, which depend on nothing else.
 
     Args:
         config: sizes.
@@ -78,6 +82,7 @@ class Pi05Processor:
     def __init__(self, config: Pi05Config, options: ProcessorOptions) -> None:
         self._config = config
         self.views = _ordered_views(options.views)
+        self._known = frozenset(self.views)
         self.state_dim = _in_range("state_dim", options.state_dim, 0, 256)
         self.action_dim = _in_range("action_dim", options.action_dim, 1, config.action_dim)
         if config.state_in_prompt and self.state_dim == 0:
@@ -95,12 +100,12 @@ class Pi05Processor:
             )
         numerics = config.numerics
         truncate = numerics.overlong_prompt == "truncate"
-        self._padding = 0
+        self._padding: tuple[int, ...] = ()
         if numerics.state_text == "padded":
-            self._padding = max(0, config.action_dim - self.state_dim)
+            self._padding = (*discretise(np.zeros(max(0, config.action_dim - self.state_dim))),)
         self._prompts = PromptEncoder(
             tokenizer,
-            self.state_dim + self._padding if config.state_in_prompt else None,
+            self.state_dim + len(self._padding) if config.state_in_prompt else None,
             config.max_prompt_tokens,
             truncate=truncate,
             # Random weights were not trained with any length.
@@ -114,6 +119,8 @@ class Pi05Processor:
                 expected=f"room for the state of {self.state_dim} numbers and an instruction",
                 got=f"{config.max_prompt_tokens} tokens at most",
             ) from error
+        # Most decisions have the prompt of the last one, and a robot at rest its state.
+        self._text = lru_cache(maxsize=16)(self._encode_text)
         self._state_stats = None
         if config.state_in_prompt:
             own = _as_trained("state_dim", self.state_dim, deployment.state_dim, details.state)
@@ -143,14 +150,15 @@ class Pi05Processor:
             prompt: the instruction.
 
         Returns:
-            ``image.<view>`` [R, R, 3] uint8, ``prompt_tokens`` [P] and ``prompt_length`` [1] int32.
+            ``image.<view>`` [R, R, 3] uint8; ``prompt_tokens`` [P] and ``prompt_length`` [1] int32,
+            both read-only.
 
         Raises:
             InputError: a view is missing or unknown, an image, the state or the prompt is unusable.
         """
         values: dict[str, Array] = {}
-        unknown = sorted(set(observation.images) - set(self.views))
-        if unknown:
+        if not observation.images.keys() <= self._known:
+            unknown = sorted(set(observation.images) - self._known)
             raise InputError(
                 f"image {unknown[0]!r}", expected=f"one of the views {list(self.views)}"
             )
@@ -160,15 +168,12 @@ class Pi05Processor:
                 image, self._config.image_size, self._config.numerics.image_resize
             )
         state = self._checked_state(observation.state)
-        bins = None
-        if self._config.state_in_prompt and state is not None:
+        if state is None or not self._config.state_in_prompt:
+            bins = None
+        else:
             normal = state if self._state_stats is None else self._state_stats.normalise(state)
-            bins = discretise(np.pad(normal, (0, self._padding)))
-        ids = self._prompts.encode(prompt, bins)
-        tokens = np.zeros(self._config.max_prompt_tokens, np.int32)
-        tokens[: len(ids)] = ids
-        values["prompt_tokens"] = tokens
-        values["prompt_length"] = np.array([len(ids)], np.int32)
+            bins = (*discretise(normal), *self._padding)
+        values["prompt_tokens"], values["prompt_length"] = self._text(prompt, bins)
         return values
 
     def prompt_tokens(self, values: Mapping[str, Array]) -> int:
@@ -204,6 +209,16 @@ class Pi05Processor:
             own[:, added] += base[added].astype(own.dtype)
         return np.array(own, dtype=np.float32, order="C")
 
+    def _encode_text(self, prompt: str, bins: tuple[int, ...] | None) -> tuple[Array, Array]:
+        """Tokens in their window, zero behind the prompt, and how many there are."""
+        ids = self._prompts.encode(prompt, bins)
+        tokens = np.zeros(self._config.max_prompt_tokens, np.int32)
+        tokens[: len(ids)] = ids
+        length = np.array([len(ids)], np.int32)
+        for value in (tokens, length):
+            value.setflags(write=False)  # they are handed out again
+        return tokens, length
+
     def _mask(self, relative: tuple[bool, ...]) -> tuple[int, ...]:
         """Indices of the action dimensions that are relative to the state."""
         indices = np.flatnonzero(np.asarray(relative, dtype=bool))
@@ -229,12 +244,11 @@ class Pi05Processor:
                 expected=f"[{self.state_dim}] numbers",
                 got=f"{list(values.shape)} {values.dtype}",
             )
-        bad = np.flatnonzero(~np.isfinite(values))
-        if bad.size:
-            raise InputError(
-                f"state[{bad[0]}]", expected="a finite number", got=float(values[bad[0]])
-            )
-        return values.astype(np.float64)
+        exact = values.astype(np.float64)
+        for index, value in enumerate(exact.tolist()):
+            if not isfinite(value):
+                raise InputError(f"state[{index}]", expected="a finite number", got=value)
+        return exact
 
 
 def _normalised(dims: int, stats: Statistics | None) -> str:

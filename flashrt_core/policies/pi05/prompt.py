@@ -6,6 +6,8 @@ Source: openpi's PaliGemma tokenizer wrapper; both of its formats are here.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +19,7 @@ from .tokenizer import Tokenizer
 _LOG = logging.getLogger(__name__)
 
 #: Left edges of the 256 bins over [-1, 1] that a normalised state value falls into.
-BIN_EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
+BIN_EDGES: list[float] = np.linspace(-1.0, 1.0, 257)[:-1].tolist()
 
 
 def discretise(state: np.ndarray[Any, Any]) -> list[int]:
@@ -25,7 +27,7 @@ def discretise(state: np.ndarray[Any, Any]) -> list[int]:
 
     A value that sits on an edge belongs to the bin that starts there (0.0 -> 128).
     """
-    return [int(index) for index in np.digitize(state, BIN_EDGES) - 1]
+    return [bisect_right(BIN_EDGES, value) - 1 for value in state.tolist()]
 
 
 def clean(text: str) -> str:
@@ -63,7 +65,7 @@ class PromptEncoder:
         self._truncate = truncate
         self._warned = ""
 
-    def encode(self, text: str, bins: list[int] | None) -> list[int]:
+    def encode(self, text: str, bins: Sequence[int] | None) -> list[int]:
         """Token ids, begin-of-text first.
 
         Args:
@@ -110,7 +112,7 @@ class PromptEncoder:
             "prompt", expected=f"at most {most} tokens{room}", got=count, remedy=remedy
         )
 
-    def _ids(self, text: str, bins: list[int] | None) -> list[int]:
+    def _ids(self, text: str, bins: Sequence[int] | None) -> list[int]:
         if not isinstance(text, str):
             raise InputError("prompt", expected="text", got=type(text).__name__)
         words = clean(text)

@@ -1,0 +1,117 @@
+"""Pinned host memory behind the windows: one block with the layout that they have on the device.
+
+What the host writes waits in the block; before a replay all changed windows that are neighbours go
+over in one copy. A result comes back behind the replay, under the same wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from .cuda_driver import CudaDriver
+
+
+@dataclass
+class Window:
+    """One buffer's part of the block.
+
+    Attributes:
+        buffer: on the device.
+        host, view: address and bytes on the host.
+        changed: the host wrote it and the device does not have it yet.
+        fetched: the bytes on the host are those on the device.
+    """
+
+    buffer: Tensor
+    host: int
+    view: np.ndarray[Any, Any]
+    changed: bool = False
+    fetched: bool = False
+
+
+class Staging:
+    """The block of one device.
+
+    Args:
+        driver, stream: where copies go.
+        windows: the buffers, in one piece of the device's memory.
+    """
+
+    def __init__(self, driver: CudaDriver, stream: Any, windows: Iterable[Tensor] = ()) -> None:
+        self._driver = driver
+        self._stream = stream
+        self._in_flight = False  # a copy may still read the block
+        self._block = 0
+        self._windows: dict[int, Window] = {}  # by identity of the buffer, in order of address
+        buffers = sorted(windows, key=lambda buffer: buffer.data_ptr())
+        if not buffers:
+            return
+        start = buffers[0].data_ptr()
+        size = buffers[-1].data_ptr() + buffers[-1].nbytes - start
+        self._block = int(driver.call("cuMemHostAlloc", size, 0))
+        block = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._block))
+        block[:] = 0  # as the windows are
+        for buffer in buffers:
+            offset = buffer.data_ptr() - start
+            view = block[offset : offset + buffer.nbytes]
+            self._windows[id(buffer)] = Window(buffer, self._block + offset, view)
+
+    def window(self, buffer: Tensor) -> Window | None:
+        """The window of a buffer; None for a part of one and for other memory."""
+        return self._windows.get(id(buffer))
+
+    def write(self, window: Window, value: np.ndarray[Any, Any]) -> None:
+        """Keep ``value``, contiguous and of the window's size, until :meth:`send`."""
+        if self._in_flight:
+            self.synchronize()
+        window.view[:] = value.reshape(-1).view(np.uint8)
+        window.changed, window.fetched = True, False
+
+    def send(self) -> None:
+        """Start copies of what was written to the device."""
+        run: list[Window] = []
+        for window in self._windows.values():
+            if window.changed:
+                run.append(window)
+                window.changed = False
+            elif run:
+                self._copy(run)
+                run = []
+        if run:
+            self._copy(run)
+
+    def fetch(self, window: Window) -> None:
+        """Start the copy of a window to the host; there after :meth:`synchronize`."""
+        address, nbytes = window.buffer.data_ptr(), window.view.nbytes
+        self._driver.call("cuMemcpyDtoHAsync", window.host, address, nbytes, self._stream)
+        window.fetched = self._in_flight = True
+
+    def outdate(self) -> None:
+        """The device may have written its windows."""
+        for window in self._windows.values():
+            window.fetched = False
+
+    def synchronize(self) -> None:
+        """Wait for everything on the stream."""
+        self._driver.call("cuStreamSynchronize", self._stream)
+        self._in_flight = False
+
+    def close(self) -> None:
+        """Free the block; nothing may be in flight."""
+        self._windows.clear()
+        block, self._block = self._block, 0
+        if block:
+            self._driver.call("cuMemFreeHost", block)
+
+    def _copy(self, run: list[Window]) -> None:
+        first, last = run[0], run[-1]
+        size = last.host + last.view.nbytes - first.host
+        address = first.buffer.data_ptr()
+        self._driver.call("cuMemcpyHtoDAsync", address, first.host, size, self._stream)
+        self._in_flight = True

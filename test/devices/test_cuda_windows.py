@@ -1,0 +1,169 @@
+"""How windows travel, and what a decision asks of the driver once everything is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashrt_core.contract import BufferSpec, DType, Role
+from flashrt_core.devices.cuda import CudaDevice
+from flashrt_core.errors import DeviceError, StaleStateError
+from flashrt_core.load import LoadOptions, load
+from flashrt_core.policies.base import Observation
+from flashrt_core.session import Session, noise_for
+from test.devices.fake_cuda import FakeCuda, Result
+from test.gpu import DECISION_CALLS, count_calls
+
+SPECS = [
+    BufferSpec("kept", (5,), DType.F32, Role.STATE),
+    *(BufferSpec(name, (100,), DType.F32, Role.SWAP) for name in "abcd"),
+]
+
+
+@pytest.fixture
+def device(whole: FakeCuda) -> Iterator[CudaDevice]:
+    device = CudaDevice()
+    yield device
+    device.close()
+    assert not whole.opened
+
+
+def filled(value: float) -> np.ndarray[Any, Any]:
+    return np.full(100, value, np.float32)
+
+
+@pytest.mark.parametrize(("names", "copies"), [("a", 1), ("ab", 1), ("acd", 2), ("bd", 2), ("", 0)])
+def test_changed_neighbours_share_a_copy(device: CudaDevice, names: str, copies: int) -> None:
+    buffers = device.allocate(SPECS)
+    program = device.capture([("nothing", lambda lane: None)])
+    for name in "abcd":
+        device.write(buffers[name], filled(1.0))
+    device.replay(program)
+    with count_calls(device.driver) as calls:
+        for name in reversed(names):
+            device.write(buffers[name], filled(2.0))
+        assert not calls
+        device.replay(program)
+        assert calls["cuMemcpyHtoDAsync"] == copies
+    for name in "abcd":
+        assert (buffers[name] == (2.0 if name in names else 1.0)).all()
+
+
+def test_results_come_with_the_replay(device: CudaDevice) -> None:
+    buffers = device.allocate(SPECS)
+    program = device.capture([("nothing", lambda lane: None)])
+    order: list[str] = []
+    buffers["b"].fill_(3.0)
+    with count_calls(device.driver) as calls:
+        device.replay(program, outputs=[buffers["b"]], meanwhile=lambda: order.extend(calls))
+        assert order == ["cuGraphLaunch", "cuMemcpyDtoHAsync"]
+        before = dict(calls)
+        first = device.read(buffers["b"])
+        assert (first == 3.0).all() and calls == before
+        assert calls["cuStreamSynchronize"] == 1
+    first[:] = 0.0  # the reader's own
+    assert (device.read(buffers["b"]) == 3.0).all()
+
+
+@pytest.mark.parametrize("after", ["replay", "write", "write elsewhere", "copy_rows"])
+def test_an_older_result_is_not_handed_out(device: CudaDevice, after: str) -> None:
+    buffers = device.allocate(SPECS)
+    program = device.capture([("nothing", lambda lane: None)])
+    device.replay(program, outputs=[buffers["b"]])
+    whole = {"row_bytes": 400, "rows": 1, "target_offset": 0, "target_pitch": 400}
+    if after == "replay":
+        buffers["b"].fill_(7.0)
+        device.replay(program)
+    elif after == "write":
+        device.write(buffers["b"], filled(7.0))
+    elif after == "write elsewhere":  # a part of it, at another address than a window's
+        device.write(buffers["b"][1:], filled(7.0)[1:])
+        device.write(buffers["b"][:1], filled(7.0)[:1])
+    else:
+        device.write(buffers["a"], filled(7.0))
+        device.copy_rows(buffers["b"], buffers["a"], **whole, source_offset=0, source_pitch=400)
+    assert (device.read(buffers["b"]) == 7.0).all()
+
+
+def test_the_block_is_not_written_while_a_copy_reads_it(device: CudaDevice) -> None:
+    buffers = device.allocate(SPECS)
+    one = {"row_bytes": 4, "rows": 1, "target_offset": 0, "target_pitch": 4, "source_offset": 0}
+    with count_calls(device.driver) as calls:
+        device.write(buffers["a"], filled(1.0))
+        device.copy_rows(buffers["kept"], buffers["a"], **one, source_pitch=4)
+        assert calls["cuStreamSynchronize"] == 0
+        device.write(buffers["b"], filled(2.0))
+        assert calls["cuStreamSynchronize"] == 1
+
+
+def test_sizes_are_checked(device: CudaDevice) -> None:
+    buffers = device.allocate(SPECS)
+    for name in ("a", "kept"):
+        with pytest.raises(DeviceError, match="write: expected .* bytes, got 12 bytes"):
+            device.write(buffers[name], np.zeros(3, np.float32))
+
+
+def test_formats_that_numpy_lacks_are_widened(device: CudaDevice) -> None:
+    buffers = device.allocate([BufferSpec("x", (2, 3), DType.BF16, Role.SWAP)])
+    buffers["x"][:] = torch.arange(6).view(2, 3)
+    assert device.read(buffers["x"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.fixture
+def session(whole: FakeCuda) -> Iterator[Session]:
+    session = load(
+        LoadOptions(device="cuda", precision="bf16", prompt="pick up the cup", max_sessions=2)
+    )
+    yield session
+    session.engine.close()
+    assert not whole.opened
+
+
+def observation(session: Session, value: int) -> Observation:
+    images = {view: np.full((30, 40, 3), value, np.uint8) for view in session.processor.views}
+    return Observation(images, np.zeros(session.processor.state_dim, np.float32))
+
+
+def test_a_decision_asks_the_driver_for_nothing_else(session: Session) -> None:
+    session.decide(observation(session, 0))
+    with count_calls(session.engine.device.driver) as calls:  # type: ignore[attr-defined]
+        for value in range(1, 6):
+            session.decide(observation(session, value))
+    assert calls == {name: 5 * count for name, count in DECISION_CALLS.items()}
+
+
+def test_a_new_prompt_replays_its_stage_and_no_more(session: Session) -> None:
+    session.decide(observation(session, 0))
+    session.set_prompt("put it down")
+    with count_calls(session.engine.device.driver) as calls:  # type: ignore[attr-defined]
+        session.decide(observation(session, 1))
+    extra = {"cuMemcpyHtoDAsync": 1, "cuGraphLaunch": 1, "cuStreamSynchronize": 1}
+    spent = {name: calls[name] - count for name, count in DECISION_CALLS.items()}
+    assert set(calls) == set(DECISION_CALLS)
+    assert {name: count for name, count in spent.items() if count} == {
+        **extra,
+        "cuEventElapsedTime": 1,
+    }
+
+
+def test_noise_drawn_ahead_is_that_of_the_decision(session: Session) -> None:
+    noises = []
+    for value in range(3):
+        session.decide(observation(session, value))
+        noises.append(session.engine.buffers["noise"].numpy().copy())
+    for index, noise in enumerate(noises):
+        assert np.array_equal(noise, noise_for(0, index, noise.shape))
+
+
+def test_a_failed_launch_voids_what_was_retained(session: Session, whole: FakeCuda) -> None:
+    session.decide(observation(session, 0))
+    whole.failing["cuGraphLaunch"] = Result.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(DeviceError, match="cuGraphLaunch"):
+        session.decide(observation(session, 1))
+    del whole.failing["cuGraphLaunch"]
+    with pytest.raises(StaleStateError):
+        session.act()
