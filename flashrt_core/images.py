@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flashrt_core.errors import ImageError, OptionError
+from flashrt_core.kernels.picture import Kind, Picture
 
 ROTATIONS_DEG = (0, 90, 180, 270)
 CODECS = ("jpeg", "png")
@@ -49,9 +50,9 @@ class EncodedImage(Protocol):
 class _Encoding:
     """Bytes of one pixel, and how to get RGB from them.
 
-    ``picks`` are the channels to take as R, G, B; ``cv`` is an OpenCV conversion; ``planes`` counts
-    the rows of bytes per picture row in halves (3 for 4:2:0); width and height must be multiples
-    of ``even``.
+    ``picks`` are the channels to take as R, G, B, or where the parts of another ``kind`` lie;
+    ``cv`` is an OpenCV conversion; ``planes`` counts the rows of bytes per picture row in halves
+    (3 for 4:2:0); width and height must be multiples of ``even``.
     """
 
     channels: int
@@ -60,8 +61,15 @@ class _Encoding:
     cv: str | None = None
     planes: int = 2
     even: tuple[int, int] = (1, 1)
+    kind: Kind = Kind.PACKED
 
 
+def _bayer(cv: str, row: int, column: int) -> _Encoding:
+    return _Encoding(1, 1, (0, row, column), cv, even=(2, 2), kind=Kind.BAYER)
+
+
+_UYVY = _Encoding(2, 1, (1, 0, 2), "COLOR_YUV2RGB_UYVY", even=(2, 1), kind=Kind.YUV422)
+_YUY2 = _Encoding(2, 1, (0, 1, 3), "COLOR_YUV2RGB_YUY2", even=(2, 1), kind=Kind.YUV422)
 _ENCODINGS = {
     "rgb8": _Encoding(3, picks=(0, 1, 2)),
     "bgr8": _Encoding(3, picks=(2, 1, 0)),
@@ -69,17 +77,17 @@ _ENCODINGS = {
     "bgra8": _Encoding(4, picks=(2, 1, 0)),
     "mono8": _Encoding(1, picks=(0, 0, 0)),
     "8UC1": _Encoding(1, picks=(0, 0, 0)),
-    "mono16": _Encoding(1, sample_bytes=2, picks=(0, 0, 0)),
-    "bayer_rggb8": _Encoding(1, cv="COLOR_BayerRGGB2RGB", even=(2, 2)),
-    "bayer_bggr8": _Encoding(1, cv="COLOR_BayerBGGR2RGB", even=(2, 2)),
-    "bayer_gbrg8": _Encoding(1, cv="COLOR_BayerGBRG2RGB", even=(2, 2)),
-    "bayer_grbg8": _Encoding(1, cv="COLOR_BayerGRBG2RGB", even=(2, 2)),
-    "yuv422": _Encoding(2, cv="COLOR_YUV2RGB_UYVY", even=(2, 1)),
-    "uyvy": _Encoding(2, cv="COLOR_YUV2RGB_UYVY", even=(2, 1)),
-    "yuv422_yuy2": _Encoding(2, cv="COLOR_YUV2RGB_YUY2", even=(2, 1)),
-    "yuyv": _Encoding(2, cv="COLOR_YUV2RGB_YUY2", even=(2, 1)),
-    "nv12": _Encoding(1, cv="COLOR_YUV2RGB_NV12", planes=3, even=(2, 2)),
-    "nv21": _Encoding(1, cv="COLOR_YUV2RGB_NV21", planes=3, even=(2, 2)),
+    "mono16": _Encoding(1, sample_bytes=2, picks=(0, 0, 0), kind=Kind.WIDE),
+    "bayer_rggb8": _bayer("COLOR_BayerRGGB2RGB", 0, 0),
+    "bayer_bggr8": _bayer("COLOR_BayerBGGR2RGB", 1, 1),
+    "bayer_gbrg8": _bayer("COLOR_BayerGBRG2RGB", 1, 0),
+    "bayer_grbg8": _bayer("COLOR_BayerGRBG2RGB", 0, 1),
+    "yuv422": _UYVY,
+    "uyvy": _UYVY,
+    "yuv422_yuy2": _YUY2,
+    "yuyv": _YUY2,
+    "nv12": _Encoding(1, 1, (0, 0, 1), "COLOR_YUV2RGB_NV12", 3, (2, 2), Kind.YUV420),
+    "nv21": _Encoding(1, 1, (0, 1, 0), "COLOR_YUV2RGB_NV21", 3, (2, 2), Kind.YUV420),
 }
 # Their channel order is not in the message; the camera's `encoding` parameter has to state it.
 _UNORDERED = {"8UC3": ("rgb8", "bgr8"), "8UC4": ("rgba8", "bgra8")}
@@ -171,6 +179,70 @@ def check_image(message: RawImage, required: str = "") -> ImageLayout:
     return ImageLayout(name, height, width, rows, row_bytes, step, bool(message.is_bigendian))
 
 
+@dataclass(frozen=True)
+class Frame:
+    """A raw image that was checked and not converted yet.
+
+    Attributes:
+        layout: where its pixels lie.
+        data: any buffer of bytes; not copied.
+        rotation_deg: clockwise turn of the picture, one of 0, 90, 180, 270.
+    """
+
+    layout: ImageLayout
+    data: Any
+    rotation_deg: int = 0
+
+    @classmethod
+    def of_rgb(cls, rgb: np.ndarray) -> Frame:
+        """The frame of [H, W, 3] uint8 RGB."""
+        height, width = rgb.shape[:2]
+        layout = ImageLayout("rgb8", height, width, height, 3 * width, 3 * width, False)
+        return cls(layout, np.ascontiguousarray(rgb).reshape(-1))
+
+    def rgb(self) -> np.ndarray:
+        """[H, W, 3] uint8 RGB, contiguous; see :func:`to_rgb`."""
+        layout = self.layout
+        encoding = _ENCODINGS[layout.encoding]
+        if encoding.cv is not None:
+            cv2 = opencv(f"a {layout.encoding} image")
+            shape = (layout.rows, layout.width) + ((2,) if encoding.channels == 2 else ())
+            samples = np.ascontiguousarray(_pixels(self.data, layout, shape, "u1"))
+            rgb = cv2.cvtColor(samples, getattr(cv2, encoding.cv))
+        else:
+            kind = "u1" if encoding.sample_bytes == 1 else (">u2" if layout.big_endian else "<u2")
+            shape = (layout.height, layout.width, encoding.channels)
+            samples = _pixels(self.data, layout, shape, kind)
+            if encoding.sample_bytes == 2:
+                samples = ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
+            rgb = samples if layout.encoding == "rgb8" else _pick(samples, encoding.picks)
+        return rotate(rgb, self.rotation_deg)
+
+    def picture(self) -> Picture:
+        """How a device is to read the bytes; its place on a square is not set."""
+        layout = self.layout
+        encoding = _ENCODINGS[layout.encoding]
+        parts = encoding.picks
+        if encoding.kind is Kind.WIDE:
+            parts = (0, 1, 0) if layout.big_endian else (1, 0, 0)
+        return Picture(
+            encoding.kind,
+            layout.height,
+            layout.width,
+            layout.step,
+            encoding.channels * encoding.sample_bytes,
+            *parts,
+            turns=self.rotation_deg // 90,
+        )
+
+
+def frame_of(message: RawImage, required: str = "", rotation_deg: int = 0) -> Frame:
+    """Check a raw image and keep it as it is. Arguments and errors as :func:`to_rgb`."""
+    if rotation_deg not in ROTATIONS_DEG:
+        raise OptionError("rotation_deg", expected="0, 90, 180 or 270", got=rotation_deg)
+    return Frame(check_image(message, required), message.data, rotation_deg)
+
+
 def to_rgb(message: RawImage, required: str = "", rotation_deg: int = 0) -> np.ndarray:
     """Convert a raw image to RGB.
 
@@ -189,21 +261,7 @@ def to_rgb(message: RawImage, required: str = "", rotation_deg: int = 0) -> np.n
         ImageError: see :func:`check_image`.
         OptionError: another rotation.
     """
-    layout = check_image(message, required)
-    encoding = _ENCODINGS[layout.encoding]
-    if encoding.cv is not None:
-        cv2 = opencv(f"a {layout.encoding} image")
-        shape = (layout.rows, layout.width) + ((2,) if encoding.channels == 2 else ())
-        samples = np.ascontiguousarray(_pixels(message.data, layout, shape, "u1"))
-        rgb = cv2.cvtColor(samples, getattr(cv2, encoding.cv))
-    else:
-        kind = "u1" if encoding.sample_bytes == 1 else (">u2" if layout.big_endian else "<u2")
-        shape = (layout.height, layout.width, encoding.channels)
-        samples = _pixels(message.data, layout, shape, kind)
-        if encoding.sample_bytes == 2:
-            samples = ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
-        rgb = samples if layout.encoding == "rgb8" else _pick(samples, encoding.picks)
-    return rotate(rgb, rotation_deg)
+    return frame_of(message, required, rotation_deg).rgb()
 
 
 def check_compressed(message: EncodedImage, required: str = "") -> str:

@@ -54,6 +54,8 @@ class LoadOptions:
         threads: torch threads on the CPU device; 0 leaves torch's choice.
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
             ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`).
+        camera_bytes: most bytes of a camera's image: images then go to the device as they come and
+            are decoded and resized there, with the host's grey levels. 0: the host does it.
     """
 
     policy: str = "pi05"
@@ -78,6 +80,7 @@ class LoadOptions:
     capsule_slots: int = 4
     threads: int = 0
     overlap: str | bool = "on"
+    camera_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -290,6 +293,8 @@ def _choose(options: LoadOptions) -> _Choice:
     }
     if options.numerics:
         given["numerics"] = options.numerics
+    if options.camera_bytes:
+        given["camera_bytes"] = options.camera_bytes
     overrides = {**deployment.overrides, **given, **options.extra}
     config = policy.config(options.preset, **overrides)
     shapes = policy.shapes(config, len(views))

@@ -313,10 +313,14 @@ def checked_value(spec: InputSpec, value: Array) -> Array:
     """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
     value = np.asarray(value)
     expected = NUMPY_DTYPES[spec.dtype]
-    if value.shape != spec.shape or value.dtype != expected:
+    fits = value.shape == spec.shape or (
+        spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]
+    )
+    if not fits or value.dtype != expected:
+        most = "at most " if spec.shorter else ""
         raise InputError(
             f"input {spec.name!r}",
-            expected=f"{list(spec.shape)} {expected}",
+            expected=f"{most}{list(spec.shape)} {expected}",
             got=f"{list(value.shape)} {value.dtype}",
         )
     if value.dtype.kind == "f" and not np.isfinite(value).all():

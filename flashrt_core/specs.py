@@ -94,7 +94,11 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A value the host provides: the whole of the SWAP buffer ``buffer``."""
+    """A value the host provides: the whole of the SWAP buffer ``buffer``.
+
+    ``shorter``: a value may have fewer than ``shape``'s one dimension; what lies behind it in the
+    window is of no meaning.
+    """
 
     name: str
     buffer: str
@@ -105,6 +109,7 @@ class InputSpec:
     transform: str | None = None
     unit: str = ""
     doc: str = ""
+    shorter: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ class Device(Protocol):
         """Milliseconds of each segment in the last replay of ``program``."""
 
     def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
-        """Copy host values of the same shape and type into a buffer."""
+        """Copy host values of the same shape and type into a buffer.
+
+        A buffer of one dimension takes fewer values too; they go to its start.
+        """
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy of a buffer; bf16 and narrower floats come as float32."""

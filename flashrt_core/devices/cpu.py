@@ -148,7 +148,9 @@ class CpuDevice:
         return dict(program.last_ms)
 
     def write(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
-        """Copy host values into a buffer."""
+        """Copy host values into a buffer, or to the start of one of one dimension."""
+        if target.dim() == 1:
+            target = target[: value.size]
         if self._cpu:
             np.copyto(target.numpy(), value, casting="no")
         else:

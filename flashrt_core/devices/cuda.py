@@ -223,14 +223,14 @@ class CudaDevice:
         staging = self._staging
         window = staging.window(target)
         held = target.nbytes if window is None else window.view.nbytes
-        if value.nbytes != held:
+        if value.nbytes > held or (value.nbytes < held and target.dim() != 1):
             raise DeviceError("write", expected=f"{held} bytes", got=f"{value.nbytes} bytes")
         if window is not None:
             staging.write(window, value)
             return
         staging.send()  # in the order of the calls, should the two overlap
         self.driver.call(
-            "cuMemcpyHtoDAsync", target.data_ptr(), value.ctypes.data, held, self._stream
+            "cuMemcpyHtoDAsync", target.data_ptr(), value.ctypes.data, value.nbytes, self._stream
         )
         staging.synchronize()
         staging.outdate()

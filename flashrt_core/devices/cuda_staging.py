@@ -24,14 +24,14 @@ class Window:
     Attributes:
         buffer: on the device.
         host, view: address and bytes on the host.
-        changed: the host wrote it and the device does not have it yet.
+        changed: bytes at its start that the host wrote and the device does not have yet.
         fetched: the bytes on the host are those on the device.
     """
 
     buffer: Tensor
     host: int
     view: np.ndarray[Any, Any]
-    changed: bool = False
+    changed: int = 0
     fetched: bool = False
 
 
@@ -67,11 +67,11 @@ class Staging:
         return self._windows.get(id(buffer))
 
     def write(self, window: Window, value: np.ndarray[Any, Any]) -> None:
-        """Keep ``value``, contiguous and of the window's size, until :meth:`send`."""
+        """Keep ``value``, contiguous and no larger than the window, until :meth:`send`."""
         if self._in_flight:
             self.synchronize()
-        window.view[:] = value.reshape(-1).view(np.uint8)
-        window.changed, window.fetched = True, False
+        window.view[: value.nbytes] = value.reshape(-1).view(np.uint8)
+        window.changed, window.fetched = max(window.changed, value.nbytes), False
 
     def send(self) -> None:
         """Start copies of what was written to the device."""
@@ -79,7 +79,6 @@ class Staging:
         for window in self._windows.values():
             if window.changed:
                 run.append(window)
-                window.changed = False
             elif run:
                 self._copy(run)
                 run = []
@@ -111,7 +110,9 @@ class Staging:
 
     def _copy(self, run: list[Window]) -> None:
         first, last = run[0], run[-1]
-        size = last.host + last.view.nbytes - first.host
+        size = last.host + last.changed - first.host
         address = first.buffer.data_ptr()
         self._driver.call("cuMemcpyHtoDAsync", address, first.host, size, self._stream)
         self._in_flight = True
+        for window in run:
+            window.changed = 0

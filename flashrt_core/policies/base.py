@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..contract import Contract, ShapeKey
+from ..images import Frame
 from ..kernels.op import Lane
 from ..weights import TensorSource, TensorSpec
 
@@ -22,12 +23,12 @@ class Observation:
     """What the robot saw and felt at one moment.
 
     Attributes:
-        images: view name -> [H, W, 3] uint8 RGB, any size.
+        images: view name -> [H, W, 3] uint8 RGB of any size, or a raw image as its camera sent it.
         state: [state_dim] float32 in robot units, or None for a policy that takes none.
         stamp_ns: time of the newest part, nanoseconds.
     """
 
-    images: Mapping[str, Array]
+    images: Mapping[str, Array | Frame]
     state: Array | None = None
     stamp_ns: int = 0
 

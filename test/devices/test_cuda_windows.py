@@ -101,10 +101,27 @@ def test_the_block_is_not_written_while_a_copy_reads_it(device: CudaDevice) -> N
 
 
 def test_sizes_are_checked(device: CudaDevice) -> None:
+    square = BufferSpec("square", (10, 10), DType.F32, Role.SWAP)
+    buffers = device.allocate([*SPECS, square])
+    for name, count in (("a", 101), ("kept", 6), ("square", 99)):
+        with pytest.raises(DeviceError, match=f"write: expected .* bytes, got {4 * count} bytes"):
+            device.write(buffers[name], np.zeros(count, np.float32))
+
+
+def test_fewer_values_go_to_the_start(device: CudaDevice) -> None:
     buffers = device.allocate(SPECS)
-    for name in ("a", "kept"):
-        with pytest.raises(DeviceError, match="write: expected .* bytes, got 12 bytes"):
-            device.write(buffers[name], np.zeros(3, np.float32))
+    program = device.capture([("nothing", lambda lane: None)])
+    for name in ("a", "b", "kept"):
+        device.write(buffers[name], np.full(buffers[name].numel(), 1.0, np.float32))
+    device.replay(program)
+    with count_calls(device.driver) as calls:
+        for name in ("a", "b"):
+            device.write(buffers[name], np.full(3, 2.0, np.float32))
+        device.replay(program)
+        assert calls["cuMemcpyHtoDAsync"] == 1
+        device.write(buffers["kept"], np.full(3, 2.0, np.float32))
+    for name in ("a", "b", "kept"):
+        assert buffers[name].tolist() == [2.0] * 3 + [1.0] * (buffers[name].numel() - 3)
 
 
 def test_formats_that_numpy_lacks_are_widened(device: CudaDevice) -> None:

@@ -63,6 +63,14 @@ def test_real_widths_launch_as_declared(architecture: int, views: int) -> None:
     assert any(kernel.endswith("_sm90") for kernel in kernels) == (architecture == 90)
 
 
+def test_raw_images_launch_as_declared() -> None:
+    launcher = CheckingLauncher()
+    launch_policy("base", 2, launcher, **SHALLOW, camera_bytes=3_000_000)
+    kernels = [launch.kernel for launch in launcher.launches]
+    assert kernels.count("image_patches_raw_bf16") == 2
+    assert "image_patches_bf16" not in kernels
+
+
 def test_small_widths_launch_as_declared() -> None:
     launcher = CheckingLauncher()
     launch_policy("tiny", 2, launcher)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flashrt_core.kernels.rope_rows import rope_rows_ref
+from flashrt_core.policies.pi05.camera import resize_with_pad
 from flashrt_core.policies.pi05.normalisation import FIELDS, Statistics
 from flashrt_core.policies.pi05.numerics import (
     PROFILES,
@@ -20,7 +21,6 @@ from flashrt_core.policies.pi05.numerics import (
     parse_numerics,
     step_times,
 )
-from flashrt_core.policies.pi05.preprocess import resize_with_pad
 from flashrt_core.policies.pi05.prompt import PromptEncoder, clean, discretise
 from flashrt_core.policies.pi05.schedule import time_embedding
 from flashrt_core.policies.pi05.tokenizer import Tokenizer

@@ -87,6 +87,8 @@ class Pi05Config:
         rope_theta: base of the rotary frequencies.
         eps: added under the root of every norm.
         numerics: which official implementation's roundings and conventions are reproduced.
+        camera_bytes: largest image of a camera, as it comes: the device decodes and resizes it. 0:
+            the host does, and the device gets squares.
     """
 
     preset: str
@@ -105,6 +107,7 @@ class Pi05Config:
     rope_theta: float = 10000.0
     eps: float = 1e-6
     numerics: Numerics = field(default_factory=Numerics)
+    camera_bytes: int = 0
 
     @property
     def view_tokens(self) -> int:
@@ -165,6 +168,7 @@ _LIMITS = {
     "horizon": (1, 256),
     "steps": (1, 1000),
     "trained_tokens": (1, 4096),
+    "camera_bytes": (0, 1 << 28),
     "depth": (1, 256),
     "heads": (1, 256),
     "head_dim": (2, 1024),
@@ -269,6 +273,11 @@ def _check_together(config: Pi05Config) -> None:
         ),
         (trunk.head_dim % 2 == 0, "trunk_head_dim", "an even number"),
         (expert.width % 2 == 0, "expert_width", "an even number"),
+        (
+            not 0 < config.camera_bytes < 3 * config.image_size**2,
+            "camera_bytes",
+            f"0, or room for the network's own square, {3 * config.image_size**2}",
+        ),
     )
     for holds, name, expected in rules:
         if not holds:

@@ -23,6 +23,7 @@ from ...contract import (
     Update,
 )
 from ...errors import ContractError, OptionError
+from ...kernels.picture import FIELDS
 from .config import SLOTS, GemmaConfig, Pi05Config
 
 PRECISIONS = {"fp32": DType.F32, "bf16": DType.BF16}
@@ -38,6 +39,11 @@ def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
 def image_input(view: str) -> str:
     """Name of the input (and buffer) that holds a camera's image."""
     return f"image.{view}"
+
+
+def picture_input(view: str) -> str:
+    """Name of the input (and buffer) that says how to read a camera's bytes."""
+    return f"picture.{view}"
 
 
 def make_contract(
@@ -97,7 +103,7 @@ def make_contract(
                 doc="action rows before un-normalisation; a robot uses the first columns",
             ),
         ),
-        stages=_stages(views),
+        stages=_stages(config, views),
         regions={shape: _regions(config, buffers, shape) for shape in shapes},
     )
 
@@ -155,12 +161,20 @@ def _gemma_weights(
         yield BufferSpec(f"{group}.{name}_weight", (layers, *shape), dtype, Role.STATIC, doc)
 
 
+def _image_shape(config: Pi05Config) -> tuple[int, ...]:
+    """A camera's bytes, or a square that the host made of them."""
+    side = config.image_size
+    return (config.camera_bytes,) if config.camera_bytes else (side, side, 3)
+
+
 def _windows(config: Pi05Config, views: tuple[str, ...]) -> Iterator[BufferSpec]:
-    side, chunk = config.image_size, (config.horizon, config.action_dim)
+    chunk = (config.horizon, config.action_dim)
     # Neighbours share a copy: noise and images are new in every decision, a prompt with an image.
     yield BufferSpec("noise", chunk, DType.F32, Role.SWAP)
     for view in views:
-        yield BufferSpec(image_input(view), (side, side, 3), DType.U8, Role.SWAP, "RGB")
+        yield BufferSpec(image_input(view), _image_shape(config), DType.U8, Role.SWAP)
+    for view in views if config.camera_bytes else ():
+        yield BufferSpec(picture_input(view), (FIELDS,), DType.I32, Role.SWAP)
     yield BufferSpec("prompt_tokens", (config.max_prompt_tokens,), DType.I32, Role.SWAP)
     yield BufferSpec("prompt_length", (1,), DType.I32, Role.SWAP)
     yield BufferSpec("actions", chunk, DType.F32, Role.SWAP, "the sample while it is denoised")
@@ -204,19 +218,34 @@ def _scratch(config: Pi05Config, dtype: DType, views: int, rows: int) -> Iterato
 
 
 def _inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
-    side = config.image_size
+    raw = config.camera_bytes > 0
     images = tuple(
         InputSpec(
             image_input(view),
             image_input(view),
-            (side, side, 3),
+            _image_shape(config),
             DType.U8,
             Update.SWAP,
             Rate.OBSERVATION,
-            unit="RGB",
-            doc="resized to the square, aspect kept, zero padding",
+            unit="bytes" if raw else "RGB",
+            doc="as the camera sent it"
+            if raw
+            else "resized to the square, aspect kept, zero padding",
+            shorter=raw,
         )
         for view in views
+    )
+    pictures = tuple(
+        InputSpec(
+            picture_input(view),
+            picture_input(view),
+            (FIELDS,),
+            DType.I32,
+            Update.SWAP,
+            Rate.OBSERVATION,
+            doc="how to read the bytes, and where the picture goes on the square",
+        )
+        for view in (views if raw else ())
     )
     tokens = InputSpec(
         "prompt_tokens",
@@ -247,10 +276,10 @@ def _inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]
         Rate.CHUNK,
         doc="standard normal",
     )
-    return (*images, tokens, length, noise)
+    return (*images, *pictures, tokens, length, noise)
 
 
-def _stages(views: tuple[str, ...]) -> tuple[StageSpec, ...]:
+def _stages(config: Pi05Config, views: tuple[str, ...]) -> tuple[StageSpec, ...]:
     vision = tuple(
         f"vision_{part}" for part in ("patches", "x", "normal", "qkv", "mixed", "hidden")
     )
@@ -265,6 +294,8 @@ def _stages(views: tuple[str, ...]) -> tuple[StageSpec, ...]:
         doc="token ids to embedding rows; rotary rows of the action chunk behind the prefix",
     )
     images = tuple(image_input(view) for view in views)
+    if config.camera_bytes:
+        images += tuple(picture_input(view) for view in views)
     context = StageSpec(
         "context",
         reads=(*images, "prompt_embedding", "prefix_length", *vision, *trunk),

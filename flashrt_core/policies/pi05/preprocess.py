@@ -1,4 +1,4 @@
-"""Host side of π0.5: images to the tower's square, prompt and state to tokens, actions back.
+"""Host side of π0.5: images to their windows, prompt and state to tokens, actions back.
 
 Source: openpi's client and server transforms for π0.5.
 """
@@ -13,57 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
-from torch.nn import functional as F  # noqa: N812
 
 from ...errors import InputError, OptionError
 from ..base import Observation, ProcessorOptions
+from .camera import checked_image, encode_view
 from .config import SLOTS, Pi05Config
-from .contract import image_input
 from .deployment import Details, read_deployment
 from .normalisation import Statistics
 from .prompt import PromptEncoder, discretise
 from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
-
-
-def resize_with_pad(image: Array, size: int, method: str = "pillow") -> Array:
-    """[Y, X, 3] uint8 -> [size, size, 3] uint8: bilinear, aspect kept, centred on black.
-
-    Args:
-        image: any size; one of the right size passes unchanged.
-        size: side of the square.
-        method: "pillow": its bilinear averages over the source area when it shrinks. "torch": the
-            four nearest pixels at any ratio, computed in float32 and rounded to a grey level.
-    """
-    height, width = image.shape[:2]
-    if (height, width) == (size, size):
-        return np.ascontiguousarray(image)
-    ratio = max(height, width) / size
-    inner = (max(1, int(width / ratio)), max(1, int(height / ratio)))
-    small = _FILTERS[method](image, inner)
-    left, top = (size - inner[0]) // 2, (size - inner[1]) // 2
-    out = np.zeros((size, size, 3), np.uint8)
-    out[top : top + inner[1], left : left + inner[0]] = small
-    return out
-
-
-def _pillow(image: Array, inner: tuple[int, int]) -> Array:
-    return np.asarray(Image.fromarray(image).resize(inner, Image.Resampling.BILINEAR))
-
-
-def _torch(image: Array, inner: tuple[int, int]) -> Array:
-    # Copied only where it cannot be written, as a view of a received message: torch would warn.
-    pixels = (
-        torch.from_numpy(np.require(image, requirements=["C", "W"])).permute(2, 0, 1)[None].float()
-    )
-    small = F.interpolate(pixels, size=(inner[1], inner[0]), mode="bilinear", align_corners=False)
-    return small[0].round_().clamp_(0, 255).byte().permute(1, 2, 0).numpy()
-
-
-_FILTERS = {"pillow": _pillow, "torch": _torch}
 
 
 class Pi05Processor:
@@ -150,8 +110,8 @@ class Pi05Processor:
             prompt: the instruction.
 
         Returns:
-            ``image.<view>`` [R, R, 3] uint8; ``prompt_tokens`` [P] and ``prompt_length`` [1] int32,
-            both read-only.
+            ``image.<view>`` [R, R, 3] uint8, or a camera's bytes and ``picture.<view>`` [16] int32;
+            ``prompt_tokens`` [P] and ``prompt_length`` [1] int32, both read-only.
 
         Raises:
             InputError: a view is missing or unknown, an image, the state or the prompt is unusable.
@@ -163,10 +123,7 @@ class Pi05Processor:
                 f"image {unknown[0]!r}", expected=f"one of the views {list(self.views)}"
             )
         for view in self.views:
-            image = _checked_image(view, observation.images)
-            values[image_input(view)] = resize_with_pad(
-                image, self._config.image_size, self._config.numerics.image_resize
-            )
+            values |= encode_view(self._config, view, checked_image(view, observation.images))
         state = self._checked_state(observation.state)
         if state is None or not self._config.state_in_prompt:
             bins = None
@@ -299,17 +256,3 @@ def _in_range(name: str, value: int, low: int, high: int) -> int:
             f"option {name!r}", expected=f"a whole number in {low}..{high}", got=repr(value)
         )
     return value
-
-
-def _checked_image(view: str, images: Mapping[str, Array]) -> Array:
-    if view not in images:
-        raise InputError(f"image {view!r}", expected="[Y, X, 3] uint8", got="none")
-    image = np.asarray(images[view])
-    fits = image.ndim == 3 and image.shape[2] == 3 and image.size > 0 and image.dtype == np.uint8
-    if not fits:
-        raise InputError(
-            f"image {view!r}",
-            expected="[Y, X, 3] uint8",
-            got=f"{list(image.shape)} {image.dtype}",
-        )
-    return image

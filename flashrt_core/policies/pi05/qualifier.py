@@ -10,6 +10,7 @@ import torch
 
 from ...tensors import TensorSource
 from ..base import Product
+from .camera import decode_view
 from .config import SLOTS, Pi05Config
 from .contract import image_input
 from .reference import Reference
@@ -47,7 +48,11 @@ class Pi05Qualifier:
         """
         length = int(values["prompt_length"][0])
         tokens = [int(token) for token in values["prompt_tokens"][:length]]
-        images = {slot: values[image_input(slot)] for slot in SLOTS if image_input(slot) in values}
+        images = {
+            slot: decode_view(self._config, slot, values)
+            for slot in SLOTS
+            if image_input(slot) in values
+        }
         expected = self._reference.decide(images, tokens, noise)
         rows = int(expected.valid.sum())
         cache = read("kv")[:, :, :rows]  # [L, 2, rows, d]

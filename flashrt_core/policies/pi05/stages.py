@@ -31,7 +31,7 @@ from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
 from .config import SLOTS, Pi05Config
-from .contract import image_input
+from .contract import image_input, picture_input
 from .numerics import embedding_scale
 from .schedule import step_size
 
@@ -43,10 +43,10 @@ def make_body(config: Pi05Config, contract: Contract, stage: str, shape: ShapeKe
     """The body of a stage for one shape; ContractError on an unknown stage."""
     contract.stage(stage)
     names = {spec.name for spec in contract.inputs}
-    images = tuple(name for name in map(image_input, SLOTS) if name in names)
+    views = tuple(view for view in SLOTS if image_input(view) in names)
     bodies: dict[str, Body] = {
         "prompt": lambda lane, buffers: prompt(lane, buffers, config, shape),
-        "context": lambda lane, buffers: context(lane, buffers, config, shape, images),
+        "context": lambda lane, buffers: context(lane, buffers, config, shape, views),
         "action": lambda lane, buffers: action(lane, buffers, config, shape),
     }
     return bodies[stage]
@@ -75,13 +75,13 @@ def prompt(lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey) ->
 
 
 def context(
-    lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey, images: tuple[str, ...]
+    lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey, views: tuple[str, ...]
 ) -> None:
     """Images and prompt rows -> keys and values of the prefix, layer by layer."""
     image_rows = shape.views * config.view_tokens
     rows = image_rows + shape.prompt_tokens
     x = buffers["trunk_x"][:rows]  # [S, D]
-    vision(lane, buffers, config, images, x[:image_rows])
+    vision(lane, buffers, config, views, x[:image_rows])
     copy_rows(lane, buffers["prompt_embedding"][: shape.prompt_tokens], x[image_rows:])
     for layer in range(config.trunk.depth - 1):
         trunk_layer(lane, buffers, config, layer, rows)
@@ -89,14 +89,21 @@ def context(
 
 
 def vision(
-    lane: Lane, buffers: Buffers, config: Pi05Config, images: tuple[str, ...], out: Tensor
+    lane: Lane, buffers: Buffers, config: Pi05Config, views: tuple[str, ...], out: Tensor
 ) -> None:
     """Image tower over all views at once; ``out`` [V T, D of the trunk]."""
     tokens = config.view_tokens
     patches, x = buffers["vision_patches"], buffers["vision_x"]
-    for view, name in enumerate(images):
-        run = slice(view * tokens, (view + 1) * tokens)
-        image_patches(lane, buffers[name], patches[run], patch=config.patch)
+    for index, view in enumerate(views):
+        image_patches(
+            lane,
+            buffers[image_input(view)],
+            patches[index * tokens : (index + 1) * tokens],
+            patch=config.patch,
+            picture=buffers[picture_input(view)] if config.camera_bytes else None,
+            size=config.image_size,
+            method=config.numerics.image_resize,
+        )
     linear(
         lane,
         patches,
@@ -106,7 +113,7 @@ def vision(
         residual=buffers["vision.position"],
     )
     for layer in range(config.vision.depth):
-        vision_layer(lane, buffers, config, layer, len(images))
+        vision_layer(lane, buffers, config, layer, len(views))
     normal = buffers["vision_normal"]
     gain, offset = buffers["vision.post_norm_weight"], buffers["vision.post_norm_bias"]
     layer_norm(lane, x, gain, offset, normal, eps=config.eps)

@@ -12,8 +12,9 @@ import pytest
 from flashrt_core.errors import InputError, OptionError
 from flashrt_core.policies.base import Observation, ProcessorOptions
 from flashrt_core.policies.pi05 import POLICY
+from flashrt_core.policies.pi05.camera import resize_with_pad
 from flashrt_core.policies.pi05.normalisation import FIELDS, from_arrays
-from flashrt_core.policies.pi05.preprocess import Pi05Processor, resize_with_pad
+from flashrt_core.policies.pi05.preprocess import Pi05Processor
 from flashrt_core.policies.pi05.tokenizer import Tokenizer
 
 from .harness import TWO, VIEWS

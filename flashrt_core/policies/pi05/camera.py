@@ -1,0 +1,137 @@
+"""Images of cameras to the windows of π0.5: squares that the host makes, or bytes for the device.
+
+Both ways give the same grey levels. Source: the resize of openpi's client, and LeRobot's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ...errors import InputError
+from ...images import Frame
+from ...kernels.picture import MAX_TAPS, Kind, Picture
+from ...kernels.picture_reference import resize_like_torch, square
+from .config import Pi05Config
+from .contract import image_input, picture_input
+
+Array = np.ndarray[Any, Any]
+
+
+def checked_image(view: str, images: Mapping[str, Array | Frame]) -> Array | Frame:
+    """The image of a view; InputError when there is none, or it is not [Y, X, 3] uint8."""
+    if view not in images:
+        raise InputError(f"image {view!r}", expected="[Y, X, 3] uint8", got="none")
+    image = images[view]
+    if isinstance(image, Frame):
+        return image
+    image = np.asarray(image)
+    fits = image.ndim == 3 and image.shape[2] == 3 and image.size > 0 and image.dtype == np.uint8
+    if not fits:
+        raise InputError(
+            f"image {view!r}",
+            expected="[Y, X, 3] uint8",
+            got=f"{list(image.shape)} {image.dtype}",
+        )
+    return image
+
+
+def encode_view(config: Pi05Config, view: str, image: Array | Frame) -> dict[str, Array]:
+    """Input name -> window value of one camera.
+
+    Raises:
+        InputError: more bytes than the configuration has room for.
+    """
+    size, method = config.image_size, config.numerics.image_resize
+    if not config.camera_bytes:
+        rgb = image.rgb() if isinstance(image, Frame) else image
+        return {image_input(view): resize_with_pad(rgb, size, method)}
+    if not isinstance(image, Frame):
+        image = Frame.of_rgb(image)
+    picture = placed(image.picture(), size)
+    if not _device_is_exact(picture, method):
+        image = Frame.of_rgb(resize_with_pad(image.rgb(), size, method))
+        picture = placed(image.picture(), size)
+    data = np.frombuffer(image.data, np.uint8)
+    if data.size > config.camera_bytes:
+        raise InputError(
+            f"image {view!r}",
+            expected=f"at most {config.camera_bytes} bytes",
+            got=f"{data.size}, {picture.width} x {picture.height} {image.layout.encoding}",
+            remedy="raise camera_bytes",
+        )
+    return {
+        image_input(view): data,
+        picture_input(view): np.array(picture.values(), np.int32),
+    }
+
+
+def decode_view(config: Pi05Config, view: str, values: Mapping[str, Array]) -> Array:
+    """The square [R, R, 3] uint8 RGB that the windows of a camera stand for."""
+    image = values[image_input(view)]
+    if not config.camera_bytes:
+        return image
+    picture = Picture.of(values[picture_input(view)].tolist())
+    raw = torch.from_numpy(image.copy())
+    return square(raw, picture, config.image_size, config.numerics.image_resize).numpy()
+
+
+def placed(picture: Picture, size: int) -> Picture:
+    """A picture in the middle of the square, as large as it fits with its aspect."""
+    height, width = picture.sides
+    ratio = max(height, width) / size
+    inner = (max(1, int(height / ratio)), max(1, int(width / ratio)))
+    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    return replace(picture, inner_height=inner[0], inner_width=inner[1], top=top, left=left)
+
+
+def resize_with_pad(image: Array, size: int, method: str = "pillow") -> Array:
+    """[Y, X, 3] uint8 -> [size, size, 3] uint8: bilinear, aspect kept, centred on black.
+
+    Args:
+        image: any size; one of the right size passes unchanged.
+        size: side of the square.
+        method: "pillow": its bilinear averages over the source area when it shrinks. "torch": the
+            four nearest pixels at any ratio, computed in float32 and rounded to a grey level.
+    """
+    height, width = image.shape[:2]
+    if (height, width) == (size, size):
+        return np.ascontiguousarray(image)
+    place = placed(Picture(height=height, width=width), size)
+    small = _FILTERS[method](image, (place.inner_height, place.inner_width))
+    out = np.zeros((size, size, 3), np.uint8)
+    rows = slice(place.top, place.top + place.inner_height)
+    out[rows, place.left : place.left + place.inner_width] = small
+    return out
+
+
+def _device_is_exact(picture: Picture, method: str) -> bool:
+    """Whether a device makes the host's grey levels of it.
+
+    Not of what shrinks more than its table has room for; not of a Bayer picture without an inside,
+    which OpenCV leaves black; and not of tall pictures where the order of Pillow's two passes
+    depends on its version (from 13 on, the columns may be first).
+    """
+    height, width = picture.sides
+    bare = picture.kind == Kind.BAYER and min(height, width) < 4
+    tall = method == "pillow" and height * 10 > width * 19
+    return picture.taps <= MAX_TAPS and not bare and not tall
+
+
+def _pillow(image: Array, inner: tuple[int, int]) -> Array:
+    size = (inner[1], inner[0])
+    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+
+
+def _torch(image: Array, inner: tuple[int, int]) -> Array:
+    # Copied only where it cannot be written, as a view of a received message: torch would warn.
+    pixels = torch.from_numpy(np.require(image, requirements=["C", "W"]))
+    return resize_like_torch(pixels, inner).numpy()
+
+
+_FILTERS = {"pillow": _pillow, "torch": _torch}

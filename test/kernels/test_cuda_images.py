@@ -1,0 +1,56 @@
+"""A camera's bytes cut into patches on the GPU: the host's grey levels, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from flashrt_core.images import frame_of
+from flashrt_core.kernels.image_patches import METHODS, image_patches, image_patches_ref
+from flashrt_core.kernels.picture import MAX_TAPS
+from test.gpu import requires_gpu, run
+from test.kernels.cameras import ENCODINGS, draw_image, expected, picture_of
+
+pytestmark = [*requires_gpu]
+
+CASES = [
+    *((44, 62, encoding, turn) for encoding in ENCODINGS for turn in (0, 90, 180, 270)),
+    *((height, width, "rgb8", 0) for height, width in ((480, 640), (720, 1280), (1280, 720))),
+    *((1, 1, "mono8", 0), (3, 500, "bgr8", 0), (2160, 3840, "nv12", 0), (6944, 3999, "mono8", 0)),
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Any]:
+    from flashrt_core.devices.cuda import CudaDevice
+
+    device = CudaDevice()
+    yield device
+    device.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("side", [224, 56])
+def test_image_patches_of_raw_bytes(device: Any, side: int, method: str) -> None:
+    window = torch.zeros(30_000_000, dtype=torch.uint8, device="cuda")
+    picture = torch.zeros(16, dtype=torch.int32, device="cuda")
+    out = torch.zeros((side // 14) ** 2, 588, dtype=torch.bfloat16, device="cuda")
+    options = {"patch": 14, "picture": picture, "size": side, "method": method}
+    program = run(device, lambda lane: image_patches(lane, window, out, **options))
+    assert (out == -1).all()  # a picture of nothing
+    want = torch.empty(out.shape, dtype=torch.bfloat16)
+    for height, width, encoding, turn in CASES:
+        raw = draw_image(height, width, encoding, padding=3, big=turn == 90)
+        found = picture_of(frame_of(raw, "", turn), side)
+        if found.taps > MAX_TAPS:
+            continue
+        window[: raw.data.size] = torch.from_numpy(raw.data).cuda()
+        picture.copy_(torch.tensor(found.values(), dtype=torch.int32))
+        torch.cuda.synchronize()
+        device.replay(program)
+        square = torch.from_numpy(expected(raw, side, method, turn))
+        image_patches_ref(square, want, patch=14)
+        assert torch.equal(out.cpu(), want), (height, width, encoding, turn)
