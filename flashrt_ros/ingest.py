@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from flashrt_core.policies.base import Observation
 from flashrt_ros.errors import StaleInputError
-from flashrt_ros.inputs import CameraInput, Input, JointsInput, Refusal, RefusedError
+from flashrt_ros.inputs import CameraInput, Input, JointsInput, Refusal, RefusedError, Sample
 from flashrt_ros.parameters import JOINTS, NodeConfig
 from flashrt_ros.stamps import SECOND
 
 # Ages of this size on every input mean two different clocks, not slow sensors.
 FOREIGN_CLOCK_NS = 60 * SECOND
 NOTHING: Mapping[str, int] = MappingProxyType({})
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Ingest:
     """
 
     def __init__(self, config: NodeConfig, on_refusal: Callable[[Input, Refusal], None]) -> None:
-        self.cameras = tuple(CameraInput(camera) for camera in config.cameras)
+        self.cameras = tuple(CameraInput(camera, config.camera_bytes) for camera in config.cameras)
         self.joints = (
             JointsInput(JOINTS, config.joints_topic, config.joints_names, config.joints_max_age_s)
             if config.joints_names
@@ -71,11 +70,21 @@ class Ingest:
             raise self.stale_error(stale, now_ns)
         stamps: list[int] = []
 
-        def take(item: Input) -> np.ndarray:
-            return self._take(item, now_ns, not_before.get(item.name, 0), stamps)
+        def take(item: Input, convert: Callable[[Sample], T]) -> T:
+            while (sample := item.select(now_ns, not_before.get(item.name, 0))) is not None:
+                try:
+                    value = convert(sample)
+                except RefusedError as error:
+                    item.discard(sample, error.refusal)
+                    self._on_refusal(item, error.refusal)
+                    continue
+                item.mark_used(sample)
+                stamps.append(sample.stamp_ns)
+                return value
+            raise self.stale_error([item], now_ns)
 
-        views = {camera.config.slot: take(camera) for camera in self.cameras}
-        state = take(self.joints) if self.joints else None
+        views = {camera.config.slot: take(camera, camera.convert) for camera in self.cameras}
+        state = take(self.joints, self.joints.convert) if self.joints else None
         return Gathered(Observation(views, state, max(stamps)), min(stamps))
 
     def unusable(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> list[Input]:
@@ -101,19 +110,6 @@ class Ingest:
         """Drop every sample; after a jump of the clock."""
         for item in self.inputs.values():
             item.forget()
-
-    def _take(self, item: Input, now_ns: int, not_before_ns: int, stamps: list[int]) -> np.ndarray:
-        while (sample := item.select(now_ns, not_before_ns)) is not None:
-            try:
-                value = item.convert(sample)
-            except RefusedError as error:
-                item.discard(sample, error.refusal)
-                self._on_refusal(item, error.refusal)
-                continue
-            item.mark_used(sample)
-            stamps.append(sample.stamp_ns)
-            return value
-        raise self.stale_error([item], now_ns)
 
     def _all(self) -> Iterator[Input]:
         yield from self.cameras

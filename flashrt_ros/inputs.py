@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,8 +157,8 @@ class Input(ABC):
             self._newest_used = True
 
     @abstractmethod
-    def convert(self, sample: Sample) -> np.ndarray:
-        """The array a policy takes; RefusedError where the content cannot be read after all."""
+    def convert(self, sample: Sample) -> np.ndarray | images.Frame:
+        """What a policy takes; RefusedError where the content cannot be read after all."""
 
     @abstractmethod
     def _accept(self, message: Any) -> Any:
@@ -186,17 +186,27 @@ class Input(ABC):
 
 
 class CameraInput(Input):
-    """Images of one camera, raw or compressed; converts to [H, W, 3] uint8 RGB."""
+    """Images of one camera, raw or compressed; converts to [H, W, 3] uint8 RGB.
 
-    def __init__(self, config: CameraConfig) -> None:
+    Args:
+        config: the camera.
+        camera_bytes: most bytes of a raw image, which is then handed on as it came; 0 converts it.
+    """
+
+    def __init__(self, config: CameraConfig, camera_bytes: int = 0) -> None:
         super().__init__(config.key, config.topic, config.max_age_s)
         self.config = config
+        self._camera_bytes = camera_bytes
 
-    def convert(self, sample: Sample) -> np.ndarray:
+    def convert(self, sample: Sample) -> np.ndarray | images.Frame:
         config = self.config
-        to_array = images.decode_rgb if config.compressed else images.to_rgb
+        take: Callable[..., np.ndarray | images.Frame] = images.to_rgb
+        if config.compressed:
+            take = images.decode_rgb
+        elif self._camera_bytes:
+            take = images.frame_of
         try:
-            return to_array(sample.value, config.encoding, config.rotation_deg)
+            return take(sample.value, config.encoding, config.rotation_deg)
         except ImageError as error:
             raise RefusedError("decode", str(error)) from error
 
@@ -210,6 +220,13 @@ class CameraInput(Input):
                 images.resolve_encoding(message.encoding, required)
                 reason = "size"
                 images.check_image(message, required)
+                if 0 < self._camera_bytes < len(message.data):
+                    raise ImageError(
+                        "image data",
+                        expected=f"at most {self._camera_bytes} bytes",
+                        got=len(message.data),
+                        remedy="raise camera_bytes",
+                    )
         except ImageError as error:
             raise RefusedError(reason, str(error)) from error
         return message

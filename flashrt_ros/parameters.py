@@ -133,6 +133,11 @@ TABLE: tuple[Param, ...] = (
     ),
     Param("threads", "int", 0, "CPU threads of the device; 0 leaves the library's default.",
           bounds=(0, 1024)),
+    Param(
+        "camera_bytes", "int", 0, "Most bytes of a raw image: images then go to the device as they"
+        " come and are decoded and resized there, with the same result. 0: the host does it.",
+        unit="bytes", bounds=(0, 1 << 28),
+    ),
     Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json); empty:"
           " those of the checkpoint."),
     Param("tokenizer", "string", "", "Text encoding (SentencePiece model file); empty: the one in"
@@ -199,6 +204,7 @@ class NodeConfig:
     steps: int
     prompt_buckets: tuple[int, ...]
     threads: int
+    camera_bytes: int
     norm_stats: str
     tokenizer: str
     state_in_prompt: bool

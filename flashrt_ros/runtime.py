@@ -360,4 +360,5 @@ def load_options(config: NodeConfig) -> LoadOptions:
         max_sessions=config.max_sessions,
         capsule_slots=config.capsule_slots,
         threads=config.threads,
+        camera_bytes=config.camera_bytes,
     )

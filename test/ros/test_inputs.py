@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("builtin_interfaces")
 
+from flashrt_core.images import Frame
 from flashrt_ros.errors import StaleInputError
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.inputs import CameraInput, JointsInput, Refusal
@@ -137,6 +138,19 @@ def test_refused_images_say_why(message: Any, reason: str, text: str) -> None:
     assert refusal is not None and refusal.reason == reason and text in refusal.text
     assert pixel(item, T0) == 7
     assert item.counters.refused == {reason: 1}
+
+
+def test_raw_images_can_be_handed_on_as_they_came() -> None:
+    item = CameraInput(CameraConfig("eye", "image", "slot", "", False, 90, 0.1), camera_bytes=4)
+    assert item.offer(image(T0, 7), T0) is None
+    sample = item.select(T0)
+    assert sample is not None
+    frame = item.convert(sample)
+    assert isinstance(frame, Frame) and frame.data is sample.value.data
+    assert frame.rotation_deg == 90 and frame.rgb().tolist() == [[[7] * 3] * 2] * 2
+    refusal = item.offer(image(T0, height=4, data=bytes(8)), T0)
+    assert refusal is not None and refusal.reason == "size"
+    assert "expected at most 4 bytes, got 8" in refusal.text and "camera_bytes" in refusal.text
 
 
 class TestJoints:

@@ -296,3 +296,21 @@ def test_padding_and_channel_order_do_not_change_a_bit(robot: Robot) -> None:
         results.add(data(answer))
     assert len(results) == 1
     assert robot.fresh_part("input front")["refused"] == "0"
+
+
+def test_images_that_the_device_decodes_give_equal_bits(
+    robot: Robot, start: Callable[..., Robot]
+) -> None:
+    other = start(camera__front__max_age_s=600.0, joints__max_age_s=600.0, camera_bytes=3 * 56 * 56)
+    other.bring_up()
+    other.publish("joints", joint_state())
+    pixels = np.random.default_rng(6).integers(0, 256, (48, 60, 3), dtype=np.uint8)
+    results = set()
+    for each in (robot, other):
+        stamp = each.now_ns()
+        each.publish("front", image("bgr8", pixels, pad=5), stamp)
+        results.add(data(each.decide(inputs=["front"], not_before=[time_message(stamp)])))
+    assert len(results) == 1
+    other.publish("front", image("rgb8", np.zeros((64, 64, 3), np.uint8)))
+    wait_until(lambda: other.fresh_part("input front")["refused"] == "1", what="too many bytes")
+    assert chunk(other.decide()), "the last good image serves on"
