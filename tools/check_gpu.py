@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT)]
 
 from flashrt_core.bench import machine  # noqa: E402
 
-FILE = "test/kernels/test_cuda_ops.py"
+FILES = ("test/kernels/test_cuda_ops.py", "test/kernels/test_cuda_images.py")
 #: Beginnings of test ids. Each must select something, so that none is forgotten when tests move.
 PICKED = (
     "test_rms_norm[7-1024",
@@ -36,6 +36,7 @@ PICKED = (
     "test_layer_norm[2-8192",
     "test_qkv_rope_kv[13-4-32]",
     "test_image_patches[56]",
+    "test_image_patches_of_raw_bytes[56",
     "test_attention_in_segments[1-16-72]",
     "test_attention_over_a_prefix[304-304",
     "test_attention_over_a_prefix[15-583",
@@ -111,9 +112,9 @@ def read_output(tool: str, output: str, code: int, expected: int, seconds: float
 
 def collect() -> list[str]:
     """Ids of all op tests."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", FILE]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return [line for line in done.stdout.splitlines() if line.startswith(FILE)]
+    return [line for line in done.stdout.splitlines() if line.startswith(FILES)]
 
 
 def run(tool: str, sanitizer: str, tests: list[str], timeout: float) -> Finding:
