@@ -19,10 +19,22 @@ struct Picture {
   __device__ __forceinline__ int turned_height() const { return turns & 1 ? width : height; }
   __device__ __forceinline__ int turned_width() const { return turns & 1 ? height : width; }
 
-  // Whether every pixel lies inside that many bytes.
-  __device__ __forceinline__ bool fits(int bytes) const {
+  // Whether every pixel lies inside that many bytes and the result on the square: as Picture.fits of
+  // kernels/picture.py.
+  __device__ __forceinline__ bool fits(int bytes, int size) const {
+    const bool packed = kind == kPacked || kind == kWide, mosaic = kind == kYuv420 || kind == kBayer;
+    const int ends[3] = {packed ? pixel : kind == kYuv422 ? 2 : 1,
+                         packed ? pixel : kind == kYuv422 ? 4 : 2,
+                         kind == kPacked ? pixel : kind == kWide ? 1 : kind == kYuv422 ? 4 : 2};
+    const long long pairs = (width + 1ll) / 2;
+    const long long row = packed ? 1ll * width * pixel : kind == kYuv422 ? pairs * 4
+                          : kind == kYuv420 ? pairs * 2 : width;
     const long long rows = kind == kYuv420 ? height * 3ll / 2 : height;
-    return height > 0 && width > 0 && inner_height > 0 && inner_width > 0 && rows * step <= bytes;
+    return (packed || mosaic || kind == kYuv422) && height > 0 && width > 0 && inner_height > 0 &&
+           inner_width > 0 && first >= 0 && first < ends[0] && second >= 0 && second < ends[1] &&
+           third >= 0 && third < ends[2] && turns >= 0 && turns < 4 && top >= 0 && left >= 0 &&
+           top <= size - inner_height && left <= size - inner_width && row <= step &&
+           rows * step <= bytes;
   }
 };
 

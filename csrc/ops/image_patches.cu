@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const int top = blockIdx.x / columns * patch - p.top;
   const int left = blockIdx.x % columns * patch - p.left;
   const int height = p.turned_height(), width = p.turned_width();
-  const bool usable = p.fits(bytes) && 2 * ((height - 1) / p.inner_height + 1) < kMaxTaps &&
+  const bool usable = p.fits(bytes, columns * patch) && 2 * ((height - 1) / p.inner_height + 1) < kMaxTaps &&
                       2 * ((width - 1) / p.inner_width + 1) < kMaxTaps;
   for (int i = threadIdx.x; usable && i < 2 * patch; i += blockDim.x) {
     const bool row = i < patch;

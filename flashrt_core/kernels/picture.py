@@ -85,6 +85,31 @@ class Picture:
         rows = self.height * 3 // 2 if self.kind == Kind.YUV420 else self.height
         return self.step * rows
 
+    def fits(self, nbytes: int, size: int) -> bool:
+        """Whether every pixel lies inside ``nbytes`` bytes, the result on the square of ``size``,
+        and the kernel's table is long enough.
+        """
+        kind, pixel = self.kind, self.pixel
+        # Bytes that a row's pixels take, and how far the three fields may reach.
+        layouts: dict[int, tuple[int, tuple[int, int, int]]] = {
+            Kind.PACKED: (self.width * pixel, (pixel, pixel, pixel)),
+            Kind.WIDE: (self.width * pixel, (pixel, pixel, 1)),
+            Kind.YUV422: ((self.width + 1) // 2 * 4, (2, 4, 4)),
+            Kind.YUV420: ((self.width + 1) // 2 * 2, (1, 2, 2)),
+            Kind.BAYER: (self.width, (1, 2, 2)),
+        }
+        width, reach = layouts.get(kind, (0, (0, 0, 0)))
+        fields = (self.first, self.second, self.third)
+        return (
+            0 < self.taps <= MAX_TAPS
+            and all(0 <= field < end for field, end in zip(fields, reach, strict=True))
+            and 0 <= self.turns < 4
+            and 0 <= self.top <= size - self.inner_height
+            and 0 <= self.left <= size - self.inner_width
+            and width <= self.step
+            and self.nbytes <= nbytes
+        )
+
     @property
     def taps(self) -> int:
         """Source pixels that the widest average takes along an axis."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .picture import MAX_TAPS, Kind, Picture, tap_weights
+from .picture import Kind, Picture, tap_weights
 
 # ITU-R BT.601, video range, in units of 2^-20: OpenCV's constants.
 _Y, _V_RED, _V_GREEN, _U_GREEN, _U_BLUE = 1220542, 1673527, -852492, -409993, 2116026
@@ -19,12 +19,12 @@ def square(image: Tensor, picture: Picture, size: int, method: str) -> Tensor:
 
     Args:
         image: [bytes] uint8.
-        picture: what they are; one that does not fit into ``image`` or is too large is black.
+        picture: what they are; one that does not fit into ``image`` is black.
         size: side of the square.
         method: "pillow" or "torch", the filter of the resize.
     """
     out = image.new_zeros((size, size, 3))
-    if not 0 < picture.taps <= MAX_TAPS or picture.nbytes > image.numel():
+    if not picture.fits(image.numel(), size):
         return out
     rgb = torch.rot90(decode(image, picture), -picture.turns, (0, 1))
     inner = (picture.inner_height, picture.inner_width)

@@ -10,9 +10,9 @@ import torch
 
 from flashrt_core.images import frame_of
 from flashrt_core.kernels.image_patches import METHODS, image_patches, image_patches_ref
-from flashrt_core.kernels.picture import MAX_TAPS
+from flashrt_core.kernels.picture import MAX_TAPS, Picture
 from test.gpu import requires_gpu, run
-from test.kernels.cameras import ENCODINGS, draw_image, expected, picture_of
+from test.kernels.cameras import ENCODINGS, MISFITS, draw_image, expected, picture_of
 
 pytestmark = [*requires_gpu]
 
@@ -32,6 +32,12 @@ def device() -> Iterator[Any]:
     device.close()
 
 
+def show(device: Any, program: Any, window: torch.Tensor, picture: Picture) -> None:
+    window.copy_(torch.tensor(picture.values(), dtype=torch.int32))
+    torch.cuda.synchronize()
+    device.replay(program)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("side", [224, 56])
 def test_image_patches_of_raw_bytes(device: Any, side: int, method: str) -> None:
@@ -41,6 +47,11 @@ def test_image_patches_of_raw_bytes(device: Any, side: int, method: str) -> None
     options = {"patch": 14, "picture": picture, "size": side, "method": method}
     program = run(device, lambda lane: image_patches(lane, window, out, **options))
     assert (out == -1).all()  # a picture of nothing
+    window.fill_(255)
+    for wrong in MISFITS:
+        if not wrong.fits(window.numel(), side):
+            show(device, program, picture, wrong)
+            assert (out == -1).all(), wrong
     want = torch.empty(out.shape, dtype=torch.bfloat16)
     for height, width, encoding, turn in CASES:
         raw = draw_image(height, width, encoding, padding=3, big=turn == 90)
@@ -48,9 +59,7 @@ def test_image_patches_of_raw_bytes(device: Any, side: int, method: str) -> None
         if found.taps > MAX_TAPS:
             continue
         window[: raw.data.size] = torch.from_numpy(raw.data).cuda()
-        picture.copy_(torch.tensor(found.values(), dtype=torch.int32))
-        torch.cuda.synchronize()
-        device.replay(program)
+        show(device, program, picture, found)
         square = torch.from_numpy(expected(raw, side, method, turn))
         image_patches_ref(square, want, patch=14)
         assert torch.equal(out.cpu(), want), (height, width, encoding, turn)

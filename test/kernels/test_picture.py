@@ -13,7 +13,15 @@ from flashrt_core.images import frame_of
 from flashrt_core.kernels.image_patches import METHODS, image_patches
 from flashrt_core.kernels.picture import FIELDS, Picture, tap_weights
 from flashrt_core.kernels.picture_reference import square
-from test.kernels.cameras import ENCODINGS, Raw, draw_image, expected, picture_of
+from test.kernels.cameras import (
+    ENCODINGS,
+    FITS,
+    MISFITS,
+    Raw,
+    draw_image,
+    expected,
+    picture_of,
+)
 from test.kernels.helpers import run
 
 #: Of cameras, of the square itself, and odd ones; the last shrinks by all that is allowed.
@@ -63,16 +71,11 @@ def test_weights_sum_to_one() -> None:
             assert abs(sum(weights) - (1 << 22)) <= len(weights)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Picture(),
-        Picture(height=4, width=4, step=12, pixel=3, inner_height=0, inner_width=56),
-        Picture(height=5, width=4, step=12, pixel=3, inner_height=56, inner_width=56),
-        Picture(height=4, width=0, step=12, pixel=3, inner_height=56, inner_width=56),
-        Picture(height=4, width=4, step=12, pixel=3, inner_height=56, inner_width=0),
-    ],
-)
+def test_a_picture_that_fits_is_seen() -> None:
+    assert square(torch.full((48,), 255, dtype=torch.uint8), FITS, 56, "pillow").all()
+
+
+@pytest.mark.parametrize("wrong", MISFITS, ids=str)
 def test_what_does_not_fit_is_black(wrong: Picture) -> None:
     assert not square(torch.full((48,), 255, dtype=torch.uint8), wrong, 56, "pillow").any()
 
