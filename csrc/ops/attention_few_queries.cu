@@ -3,18 +3,17 @@
 // query heads share, so queries are one list of A H rows of d
 // keys [0, prefix_length[0]) and [prefix_rows, prefix_rows + own_rows) count, others are not read
 // float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
-// needs d = 256, 16-byte aligned rows; grid (splits, blocks of rows of the list)
+// needs d = 256, 16-byte aligned rows; grid (1, blocks of rows of the list)
 // bound: the chain of dependent steps; 4 A H (prefix_length + own_rows) d flop
 //
-// The splits of the keys are the blocks of a cluster: tiles of 16 keys go round them. Before pdl_wait()
-// a block has its prefix keys under way to registers and the values to shared memory; own keys and
-// queries follow. Scores: warps split the width and the keys, so that queries and keys are read once.
-// Softmax: a warp a row. Values: a warp 32 columns. Each split pushes its unnormalised sums to the
-// blocks that finish 32 of the 256 columns each. One split (no cluster) runs on every architecture;
-// it takes its tiles in batches and rescales, as in arXiv 2205.14135.
+// A block takes the keys in batches of tiles of 16 and rescales, as in arXiv 2205.14135. Before
+// pdl_wait() it has its first prefix keys under way to registers and the values to shared memory; own
+// keys and queries follow. Scores: warps split the width and the keys, so that queries and keys are
+// read once. Softmax: a warp a row. Values: a warp 32 columns.
+// Runs on every architecture; attention_few_queries_cluster is faster where it fits.
 // Written by the stage in front and read before pdl_wait(): prefix rows of k and v, prefix_length.
 // This is safe behind a kernel that waits before it triggers (action_in does).
-#include "../common/cluster.cuh"
+#include "../common/few_queries.cuh"
 #include "../common/mma.cuh"
 #include "../common/pdl.cuh"
 #include "../common/reduce.cuh"
@@ -24,47 +23,36 @@
 namespace flashrt {
 namespace few_queries {
 
-constexpr int kDim = 256, kTileKeys = 16, kUnits = kDim / 8;  // a unit: 16 bytes of a row
+constexpr int kDim = 256, kTileKeys = 16;
 constexpr int kTileBytes = kTileKeys * kDim * 2;
 
-struct Args {
-  const bf16 *q, *k, *v;
-  bf16* out;
-  const int* prefix_length;
-  int rows, prefix_rows, own_rows, kv_stride;  // rows of the list
-  float scale_log2;
-};
-
-// kTiles: 16-row tiles of queries a block; kSplits: blocks that share the keys; kParts x
-// kGroups warps: parts of the width, groups of 8-key columns; kHeld: columns a warp holds at a time.
-template <int kTiles_, int kSplits_, int kParts_, int kGroups_, int kHeld_>
+// kTiles: 16-row tiles of queries a block; kParts x kGroups warps: parts of the width, groups of 8-key
+// columns; kHeld: columns a warp holds at a time.
+template <int kTiles_, int kParts_, int kGroups_, int kHeld_>
 struct Shape {
-  static constexpr int kTiles = kTiles_, kSplits = kSplits_, kParts = kParts_, kGroups = kGroups_;
+  static constexpr int kTiles = kTiles_, kParts = kParts_, kGroups = kGroups_;
   static constexpr int kHeld = kHeld_, kRows = 16 * kTiles;
   static constexpr int kWarps = kParts * kGroups, kThreads = 32 * kWarps;
   static constexpr int kChunks = kDim / kParts / 32;
   static constexpr int kBatch = kHeld * kGroups / 2;  // tiles of keys at a time
   static constexpr int kKeys = kBatch * kTileKeys;
   static constexpr int kRowsAWarp = (kRows + kWarps - 1) / kWarps;
-  static constexpr int kFinishers = kSplits > 1 ? kSplits : 8, kColumns = kDim / kFinishers;
   static constexpr int kWide = kDim * kTiles / kWarps;  // columns of the output a warp accumulates
   static constexpr int kMixed = kWide / 8, kWarpsARow = kDim / kWide;
   static_assert(kHeld * kGroups % 2 == 0 && kDim * kTiles % kWarps == 0 && kWide % 16 == 0, "");
-  static_assert(kColumns % 16 == 0 || kSplits == 1, "whole pairs of columns a finisher");
 
   // Shared memory; pitches keep what is read together apart in the banks. Only `rows` are kept.
   static constexpr int kScorePitch = kKeys + 8;        // float32
   static constexpr int kWeightPitch = kKeys * 2 + 16;  // bytes of bf16
-  static constexpr int kBarrier = kBatch * kTileBytes;
-  static constexpr int kShrink = kBarrier + 16;
-  static constexpr int kStatistics = kShrink + kRows * 4;
-  static constexpr int kWeights = kStatistics + kSplits * kRows * 8;
+  static constexpr int kShrink = kBatch * kTileBytes;
+  static constexpr int kTotals = kShrink + kRows * 4;
+  static constexpr int kWeights = kTotals + kRows * 4;
   static constexpr int kScores = kWeights + kRows * kWeightPitch;
-  static constexpr int kRowBytes = kParts * kScorePitch * 4 + (kSplits > 1 ? kSplits * kColumns * 4 : 0);
+  static constexpr int kRowBytes = kParts * kScorePitch * 4;
   static constexpr int shared_bytes(int rows) { return kScores + rows * kRowBytes; }
 };
 
-// Byte of a unit in a tile of values. The order of units changes with the row, so that the eight rows
+// Byte of a unit (16 bytes of a row) in a tile of values. The order of units changes with the row, so that the eight rows
 // of an ldmatrix lie in different banks.
 __device__ __forceinline__ int unit_at(int row, int unit) {
   return row * kDim * 2 + (unit ^ (row & 7)) * 16;
@@ -73,13 +61,12 @@ __device__ __forceinline__ int unit_at(int row, int unit) {
 template <class S>
 class FewQueries {
  public:
-  __device__ __forceinline__ explicit FewQueries(const Args& args)
+  __device__ __forceinline__ explicit FewQueries(const FewQueriesArgs& args)
       : args_(args), shared_(dynamic_shared()) {
     lane_ = threadIdx.x % 32;
     warp_ = threadIdx.x / 32;
     part_ = warp_ % S::kParts;
     group_ = warp_ / S::kParts;
-    rank_ = S::kSplits > 1 ? cluster_rank() : 0;
     first_row_ = blockIdx.y * S::kRows;
     rows_ = min(S::kRows, args.rows - first_row_);
   }
@@ -87,22 +74,13 @@ class FewQueries {
   __device__ __forceinline__ void run() {
     pdl_trigger();
     length_ = *args_.prefix_length;
-    if constexpr (S::kSplits > 1) {
-      if (threadIdx.x == 0) {
-        expect_bytes(barrier(), S::kSplits * rows_ * (S::kColumns * 4 + 8));
-      }
-      __syncwarp();
-      cluster_arrive();
-    }
-    // Prefix tiles and tiles of own keys of this block; own tiles start at the last block, which has
-    // the fewest prefix tiles, and take the last place of a batch.
-    prefix_ = share((length_ + kTileKeys - 1) / kTileKeys, rank_);
-    own_ = share((args_.own_rows + kTileKeys - 1) / kTileKeys, S::kSplits - 1 - rank_);
+    // Tiles of prefix keys and of own keys; own tiles take the last place of a batch.
+    prefix_ = (length_ + kTileKeys - 1) / kTileKeys;
+    own_ = (args_.own_rows + kTileKeys - 1) / kTileKeys;
     const int spare = S::kBatch - (own_ > 0 ? 1 : 0);
     const int batches = max(own_, (prefix_ + spare - 1) / spare);
     fetch_prefix(0, spare);
     clear();
-    if constexpr (S::kSplits > 1) cluster_wait();
     pdl_wait();
     fetch_queries();
     fetch_own(0, spare);
@@ -119,29 +97,17 @@ class FewQueries {
       fetch_prefix(batch, spare);
       fetch_own(batch, spare);
     }
-    if constexpr (S::kSplits > 1) {
-      scatter();
-      wait_bytes(barrier());
-      combine();
-    } else {
-      store();
-    }
+    store();
   }
 
  private:
-  __device__ __forceinline__ static int share(int tiles, int rank) {
-    return max(0, (tiles - rank + S::kSplits - 1) / S::kSplits);
-  }
-  __device__ __forceinline__ uint64_t* barrier() const {
-    return reinterpret_cast<uint64_t*>(shared_ + S::kBarrier);
-  }
   // First cache row of the tile at a place of a batch, and how many of its rows count.
   __device__ __forceinline__ int2 tile_rows(int batch, int spare, int place) const {
     if (place >= spare) {
-      const int first = (S::kSplits - 1 - rank_ + batch * S::kSplits) * kTileKeys;
+      const int first = batch * kTileKeys;
       return {args_.prefix_rows + first, batch < own_ ? args_.own_rows - first : 0};
     }
-    const int index = batch * spare + place, first = (rank_ + index * S::kSplits) * kTileKeys;
+    const int index = batch * spare + place, first = index * kTileKeys;
     return {first, index < prefix_ ? length_ - first : 0};
   }
 
@@ -311,63 +277,9 @@ class FewQueries {
     }
   }
 
-  // This warp's columns to the blocks that finish them, and what it knows of its rows to all.
-  __device__ __forceinline__ void scatter() {
-    const int first = warp_ / S::kWarpsARow * 16, group = warp_ % S::kWarpsARow;
-    const int received = S::kScores + rows_ * S::kParts * S::kScorePitch * 4;
-#pragma unroll
-    for (int n = 0; n < S::kMixed; ++n) {
-      const int column = group * S::kWide + n * 8;
-      const uint32_t base = remote_address(shared_, column / S::kColumns);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first + half * 8 + lane_ / 4;
-        const int at = ((rank_ * rows_ + row) * S::kColumns + column % S::kColumns + lane_ % 4 * 2) * 4;
-        push(base + received + at, base + S::kBarrier,
-             float2{mixed_[n][2 * half], mixed_[n][2 * half + 1]}, row < rows_);
-      }
-    }
-#pragma unroll
-    for (int turn = 0; turn < S::kRowsAWarp; ++turn) {
-      const int row = turn * S::kWarps + warp_;
-      const float sum = warp_sum(sums_[turn]);
-      const uint32_t base = remote_address(shared_, lane_ % S::kSplits);
-      push(base + S::kStatistics + (rank_ * S::kRows + row) * 8, base + S::kBarrier,
-           float2{tops_[turn], sum}, row < rows_ && lane_ < S::kSplits);
-    }
-  }
-
-  __device__ __forceinline__ void combine() const {
-    const float2* statistics = reinterpret_cast<const float2*>(shared_ + S::kStatistics);
-    const float2* received = reinterpret_cast<const float2*>(
-        shared_ + S::kScores + rows_ * S::kParts * S::kScorePitch * 4);
-    constexpr int kPairs = S::kColumns / 2;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows_ * kPairs; i += S::kThreads) {
-      const int row = i / kPairs, pair = i % kPairs;
-      float2 one[S::kSplits];
-      float top = -INFINITY, total = 0.0f;
-#pragma unroll
-      for (int from = 0; from < S::kSplits; ++from) {
-        one[from] = statistics[from * S::kRows + row];
-        top = fmaxf(top, one[from].x);
-      }
-      float2 v = {0.0f, 0.0f};
-#pragma unroll
-      for (int from = 0; from < S::kSplits; ++from) {
-        const float2 part = received[(from * rows_ + row) * kPairs + pair];
-        const float factor = exp2_fast(one[from].x - top);
-        total += factor * one[from].y;
-        v = {v.x + factor * part.x, v.y + factor * part.y};
-      }
-      bf16* target = args_.out + static_cast<size_t>(first_row_ + row) * kDim + rank_ * S::kColumns + pair * 2;
-      store_if(true, target, pack2(__fdividef(v.x, total), __fdividef(v.y, total)));
-    }
-  }
-
-  // One split: the sums of the rows come through shared memory.
+  // The sums of the rows come through shared memory.
   __device__ __forceinline__ void store() {
-    float* totals = reinterpret_cast<float*>(shared_ + S::kStatistics);
+    float* totals = reinterpret_cast<float*>(shared_ + S::kTotals);
 #pragma unroll
     for (int turn = 0; turn < S::kRowsAWarp; ++turn) {
       const float sum = warp_sum(sums_[turn]);
@@ -398,47 +310,29 @@ class FewQueries {
     }
   }
 
-  Args args_;
+  FewQueriesArgs args_;
   unsigned char* shared_;
-  int lane_, warp_, part_, group_, rank_, first_row_, rows_;
+  int lane_, warp_, part_, group_, first_row_, rows_;
   int length_, prefix_, own_;
   uint4 keys_[S::kHeld][S::kChunks] = {}, queries_[S::kTiles][S::kChunks][2] = {};
   float mixed_[S::kMixed][4];
   float tops_[S::kRowsAWarp], sums_[S::kRowsAWarp];
 };
 
-template <class S>
-__device__ __forceinline__ void attend(const Args& args) {
-  FewQueries<S>(args).run();
-}
-
-}  // namespace few_queries
-}  // namespace flashrt
-
-#define FLASHRT_FEW_QUERIES(name, Blocks, blocks)                                                  \
-  extern "C" __global__ void __launch_bounds__(flashrt::few_queries::Blocks::kThreads, blocks)     \
-      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v,                 \
-           flashrt::bf16* out, const int* prefix_length, int rows, int prefix_rows, int own_rows,  \
-           int kv_stride, float scale) {                                                           \
-    flashrt::few_queries::attend<flashrt::few_queries::Blocks>(                                    \
-        {q, k, v, out, prefix_length, rows, prefix_rows, own_rows, kv_stride,                      \
-         scale * 1.4426950408889634f});                                                            \
-  }
-
-namespace flashrt {
-namespace few_queries {
-
 // Shared memory: kScores bytes, and kRowBytes for each row of queries of a block.
-using Split8 = Shape<1, 8, 4, 2, 5>;
-using Split1 = Shape<1, 1, 4, 2, 5>;
-static_assert(Split8::kScores == 44880 && Split8::kRowBytes == 2432, "as the launcher has it");
-static_assert(Split1::kScores == 43984 && Split1::kRowBytes == 1408, "as the launcher has it");
+using Blocks = Shape<1, 4, 2, 5>;
+static_assert(Blocks::kScores == 43904 && Blocks::kRowBytes == 1408, "as the launcher has it");
 
 }  // namespace few_queries
 }  // namespace flashrt
 
-FLASHRT_FEW_QUERIES(attention_few_queries_d256_bf16, Split1, 1)
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-FLASHRT_FEW_QUERIES(attention_few_queries_d256_bf16_cluster, Split8, 2)
-#endif
+extern "C" __global__ void __launch_bounds__(flashrt::few_queries::Blocks::kThreads, 1)
+    attention_few_queries_d256_bf16(const flashrt::bf16* q, const flashrt::bf16* k,
+                                    const flashrt::bf16* v, flashrt::bf16* out,
+                                    const int* prefix_length, int rows, int prefix_rows, int own_rows,
+                                    int kv_stride, float scale) {
+  using namespace flashrt::few_queries;
+  FewQueries<Blocks>({q, k, v, out, prefix_length, rows, prefix_rows, own_rows, kv_stride,
+                      scale * 1.4426950408889634f})
+      .run();
+}

@@ -14,7 +14,7 @@ from flashrt_core.kernels.geglu_linear import choose_tile, geglu_linear
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.rms_norm import rms_norm
 from flashrt_core.policies.pi05 import POLICY
-from test.kernels.signatures import CheckingLauncher, declared
+from test.kernels.signatures import CheckingLauncher, Launch, declared
 
 
 class Lane:
@@ -95,6 +95,45 @@ def test_fused_geglu_covers_rows_and_fits() -> None:
     assert launch.kernel == "geglu_linear_192_64_4_2_bf16_sm90"
     assert launch.grid == 2 * 3 * 2  # clusters of two blocks, three token tiles, two weight pairs
     assert launch.shared_bytes == 4 * (256 + 192) * 128 + 2048 + 64
+
+
+def launch_few_queries(architecture: int, rows: int, prefix: int) -> Launch:
+    launcher = CheckingLauncher(architecture)
+    q, k = torch.empty(rows, 8, 256).bfloat16(), torch.empty(prefix + rows, 1, 256).bfloat16()
+    length, out = torch.empty(1, dtype=torch.int32), torch.empty(rows, 2048).bfloat16()
+    options: dict[str, Any] = {"scale": 1.0, "prefix_length": length, "prefix_rows": prefix}
+    attention(Lane(launcher), q, k, k.clone(), out, **options)
+    (launch,) = launcher.launches
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("rows", "prefix", "block_rows", "keys"),
+    [
+        (10, 560, 8, 640),
+        (15, 968, 8, 1024),
+        (16, 560, 16, 640),
+        (30, 712, 16, 1024),
+        (50, 560, 32, 1024),
+        (50, 968, 32, 1024),
+        (64, 960, 32, 1024),
+    ],
+)
+def test_few_queries_share_the_keys_in_a_cluster(
+    rows: int, prefix: int, block_rows: int, keys: int
+) -> None:
+    launch = launch_few_queries(90, rows, prefix)
+    assert launch.kernel == f"attention_few_queries_d256_{block_rows}_{keys}_bf16_cluster"
+    assert (launch.grid, launch.cluster) == ((8, -(-rows * 8 // block_rows)), 8)
+    # Values, queries and what comes from the other blocks.
+    assert launch.shared_bytes > keys // 8 * 512 + block_rows * (512 + 1024)
+
+
+@pytest.mark.parametrize(("architecture", "rows", "prefix"), [(90, 64, 968), (89, 10, 560)])
+def test_few_queries_without_a_cluster(architecture: int, rows: int, prefix: int) -> None:
+    launch = launch_few_queries(architecture, rows, prefix)
+    assert launch.kernel == "attention_few_queries_d256_bf16"
+    assert (launch.grid, launch.cluster) == ((1, rows // 2), None)
 
 
 def test_float32_is_refused_in_one_line() -> None:

@@ -177,6 +177,32 @@ def test_attention_over_a_prefix(
     assert error(out, want) < PROBABILITIES
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 10, 15, 16, 33, 50, 64])
+@pytest.mark.parametrize("prefix", [304, 560, 568, 712, 968])
+def test_attention_of_few_queries(device: Any, draw: Any, rows: int, prefix: int) -> None:
+    q, cache = draw(rows, 8, 256, scale=2.0), draw(2, prefix + rows, 1, 256)
+    valid = torch.zeros(1, dtype=torch.int32, device="cuda")
+    out, want = empty(rows, 2048), expected((rows, 2048))
+    mask: dict[str, Any] = {"scale": 1 / 16, "prefix_length": valid, "prefix_rows": prefix}
+    k, v = cache.unbind()
+    program = run(device, lambda lane: attention(lane, q, k, v, out, **mask))
+    for length in (prefix, prefix - 7, prefix // 2 + 1, 1, 0):
+        # Hidden rows hold what must not leak; the length is read when the graph runs.
+        valid.fill_(length)
+        k[length:prefix], v[length:prefix] = float("nan"), float("inf")
+        results = []
+        for _ in range(2):
+            out.fill_(float("nan"))
+            torch.cuda.synchronize()
+            device.replay(program)
+            results.append(out.clone())
+        visible = cache.float()
+        visible[:, length:prefix] = 0.0
+        attention_ref(q.float(), *visible.unbind(), want, **mask)
+        assert error(out, want) < PROBABILITIES, length
+        assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("rows", [304, 512, 560, 968, 10, 1])
 @pytest.mark.parametrize(
     ("columns", "depth", "bias", "activation", "residual"),
