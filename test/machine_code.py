@@ -82,6 +82,7 @@ PROMISES = (
         behind=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(_FEW_ROWS, MMA, "products run on the tensor cores"),
+    Promise(_FEW_ROWS + r"_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(r"attention_(?!rows).*(?<!_sm90)", MMA, "attention runs on the tensor cores"),
     Promise(r"geglu_linear_.*_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(

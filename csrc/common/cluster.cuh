@@ -59,16 +59,6 @@ __device__ __forceinline__ void copy_run(void* shared, const void* global, uint3
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set, at the same addresses.
-__device__ __forceinline__ void copy_run_to(void* shared, const void* global, uint32_t bytes,
-                                            uint64_t* barrier, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks)
-      : "memory");
-}
-
 // The address of `mine` in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ uint32_t remote_address(const void* mine, uint32_t rank) {
   uint32_t remote;
@@ -76,6 +66,12 @@ __device__ __forceinline__ uint32_t remote_address(const void* mine, uint32_t ra
                : "=r"(remote)
                : "r"(shared_address(mine)), "r"(rank));
   return remote;
+}
+
+// Makes this thread's stores to shared memory visible to bulk copies and warpgroup products; before a
+// barrier.
+__device__ __forceinline__ void publish_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // Pushes unless `keep` is false.

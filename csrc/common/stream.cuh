@@ -18,11 +18,6 @@ __device__ __forceinline__ uint4 load_weights(const bf16* p) {
   return v;
 }
 
-// The same into shared memory, asynchronously (see copy_commit, copy_wait).
-__device__ __forceinline__ void copy_weights_async(uint32_t shared, const bf16* p) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared), "l"(p) : "memory");
-}
-
 // Activations from L2, as a line that this multiprocessor read before may be stale in L1. `v` stays
 // as it is unless `keep`.
 __device__ __forceinline__ void load_fresh(uint4& v, const bf16* p, bool keep) {
@@ -69,7 +64,7 @@ __device__ __forceinline__ float load_fresh(const float* p) {
 
 // The dynamic shared memory of the block.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char dynamic_shared_bytes[];
   return dynamic_shared_bytes;
 }
 
@@ -84,6 +79,13 @@ __device__ __forceinline__ void store_shared_if(bool keep, float* p, float2 v) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.shared.v2.f32 [%0], {%1, %2};\n}" ::"r"(
                    shared_address(p)),
                "f"(v.x), "f"(v.y), "r"(static_cast<uint32_t>(keep))
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_if(bool keep, float* p, float v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.shared.f32 [%0], %1;\n}" ::"r"(
+                   shared_address(p)),
+               "f"(v), "r"(static_cast<uint32_t>(keep))
                : "memory");
 }
 

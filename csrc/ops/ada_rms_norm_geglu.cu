@@ -6,6 +6,7 @@
 // needs K = 1024, 2 F a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 4 K F bytes
 #include "../common/activation.cuh"
+#include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 
 namespace flashrt {
@@ -36,28 +37,33 @@ struct Geglu {
 
 }  // namespace flashrt
 
-#define FLASHRT_ADA_GEGLU(name, Shape, blocks)                                                         \
+#define FLASHRT_ADA_GEGLU(name, Shape, blocks)                                                     \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const float* scale, const float* shift,                         \
            const flashrt::bf16* weight, flashrt::bf16* y, int tokens, int x_stride, int y_stride,  \
            float eps) {                                                                            \
-    flashrt::skinny_product<flashrt::Shape>({x, weight, scale, shift, eps, tokens, x_stride},      \
-                                            flashrt::Geglu<flashrt::Shape>{y, y_stride});          \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, nullptr, scale, shift, eps, tokens, x_stride},                                 \
+        flashrt::Geglu<flashrt::Shape>{y, y_stride});                                              \
   }
 
 namespace flashrt {
 
 // Named for the most tokens they take.
-using Geglu14Cluster = SkinnyShape<1, 8, 4, 1, 8, 1, 1, From::kBulk, From::kRegisters, 8, true>;
+using Geglu14Cluster = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true>;
 static_assert(Geglu14Cluster::kSharedBytes == 137808, "as the launcher has it");
-using Geglu30Cluster = SkinnyShape<2, 8, 4, 1, 8, 1, 1, From::kBulk, From::kRegisters, 8, true>;
+using Geglu30Cluster = SkinnyShape<2, 8, 4, 1, 8, 1, From::kBulk, 8, true>;
 static_assert(Geglu30Cluster::kSharedBytes == 142416, "as the launcher has it");
-using Geglu62Cluster = SkinnyShape<4, 8, 4, 1, 8, 1, 1, From::kBulk, From::kRegisters, 8, true>;
+using Geglu62Cluster = SkinnyShape<4, 8, 4, 1, 8, 1, From::kBulk, 8, true>;
 static_assert(Geglu62Cluster::kSharedBytes == 155728, "as the launcher has it");
-using Geglu14 = SkinnyShape<1, 4, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+using Geglu14 = SkinnyShape<1, 4, 4, 1, 8, 1, From::kRegisters, 0, true>;
 static_assert(Geglu14::kSharedBytes == 23088, "as the launcher has it");
-using Geglu62 = SkinnyShape<4, 2, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+using Geglu62 = SkinnyShape<4, 2, 4, 1, 8, 1, From::kRegisters, 0, true>;
 static_assert(Geglu62::kSharedBytes == 57376, "as the launcher has it");
+using Geglu54Sm90 = WarpgroupShape<56, 4, 2, From::kBulk, 2, true>;
+static_assert(Geglu54Sm90::kSharedBytes == 113568, "as the launcher has it");
+using Geglu62Sm90 = WarpgroupShape<64, 8, 1, From::kBulk, 2, true>;
+static_assert(Geglu62Sm90::kSharedBytes == 171552, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -68,4 +74,9 @@ FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16, Geglu62, 1)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_bf16_cluster, Geglu14Cluster, 2)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_30_bf16_cluster, Geglu30Cluster, 1)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_cluster, Geglu62Cluster, 1)
+#endif
+
+#ifdef FLASHRT_SM90A
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_bf16_sm90, Geglu54Sm90, 2)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_sm90, Geglu62Sm90, 1)
 #endif

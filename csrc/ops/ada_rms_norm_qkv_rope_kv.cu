@@ -5,6 +5,7 @@
 // float32 sums and rotation, one rounding into each output; x (1 + scale) is rounded to bf16
 // needs d = 256, K = 1024, 16-byte aligned rows; no workspace
 // bound: memory, 2 K (heads + 2) d bytes
+#include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 
 namespace flashrt {
@@ -66,23 +67,27 @@ struct QkvRope {
            const flashrt::bf16* weight, const float* rope, flashrt::bf16* q, flashrt::bf16* k,     \
            flashrt::bf16* v, int tokens, int heads, int x_stride, int rope_stride, int q_stride,   \
            int kv_stride, float eps) {                                                             \
-    flashrt::skinny_product<flashrt::Shape>({x, weight, scale, shift, eps, tokens, x_stride},      \
-                                            flashrt::QkvRope<flashrt::Shape>{                      \
-                                                q, k, v, rope, heads, q_stride, kv_stride,         \
-                                                rope_stride, {}, {}});                             \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, nullptr, scale, shift, eps, tokens, x_stride},                                 \
+        flashrt::QkvRope<flashrt::Shape>{q, k, v, rope, heads, q_stride, kv_stride, rope_stride,   \
+                                         {}, {}});                                                 \
   }
 
 namespace flashrt {
 
 // Named for the most tokens they take.
-using Qkv14Cluster = SkinnyShape<1, 10, 1, 1, 8, 4, 1, From::kRegisters, From::kRegisters, 0, true>;
+using Qkv14Cluster = SkinnyShape<1, 10, 1, 1, 8, 4, From::kRegisters, 0, true>;
 static_assert(Qkv14Cluster::kSharedBytes == 51552, "as the launcher has it");
-using Qkv30Cluster = SkinnyShape<2, 10, 1, 1, 8, 4, 1, From::kRegisters, From::kRegisters, 0, true>;
+using Qkv30Cluster = SkinnyShape<2, 10, 1, 1, 8, 4, From::kRegisters, 0, true>;
 static_assert(Qkv30Cluster::kSharedBytes == 103520, "as the launcher has it");
-using Qkv14 = SkinnyShape<1, 2, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+using Qkv14 = SkinnyShape<1, 2, 4, 1, 8, 1, From::kRegisters, 0, true>;
 static_assert(Qkv14::kSharedBytes == 14880, "as the launcher has it");
-using Qkv62 = SkinnyShape<4, 2, 4, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, true>;
+using Qkv62 = SkinnyShape<4, 2, 4, 1, 8, 1, From::kRegisters, 0, true>;
 static_assert(Qkv62::kSharedBytes == 57376, "as the launcher has it");
+using Qkv54Sm90 = WarpgroupShape<56, 2, 4, From::kRegisters, 2, true>;
+static_assert(Qkv54Sm90::kSharedBytes == 48160, "as the launcher has it");
+using Qkv62Sm90 = WarpgroupShape<64, 2, 4, From::kRegisters, 2, true>;
+static_assert(Qkv62Sm90::kSharedBytes == 54816, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -92,4 +97,9 @@ FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_62_bf16, Qkv62, 1)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_cluster, Qkv14Cluster, 2)
 FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_30_bf16_cluster, Qkv30Cluster, 1)
+#endif
+
+#ifdef FLASHRT_SM90A
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_54_bf16_sm90, Qkv54Sm90, 2)
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_62_bf16_sm90, Qkv62Sm90, 2)
 #endif

@@ -164,7 +164,7 @@ __device__ __forceinline__ void attend(const Ring& ring, State& state, int block
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
-      wgmma_registers_256(state.o, p[k], wgmma_columns(values + k * 2048, kChunkBytes), 1);
+      WgmmaRegisters<256>::run<1>(state.o, p[k], wgmma_columns(values + k * 2048, kChunkBytes), 1);
     }
     wgmma_commit();
     wgmma_wait<0>();

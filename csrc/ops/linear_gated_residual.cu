@@ -3,6 +3,7 @@
 // float32 throughout, one rounding into y
 // needs K = 2048 or 4096, N a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 2 K N bytes
+#include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 
 namespace flashrt {
@@ -51,32 +52,50 @@ struct GatedResidual {
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const flashrt::bf16* weight, const float* gate,                 \
            flashrt::bf16* y, int tokens, int x_stride, int y_stride) {                             \
-    flashrt::skinny_product<flashrt::Shape>(                                                       \
-        {x, weight, nullptr, nullptr, 0.0f, tokens, x_stride},                                     \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},                            \
+        flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
+  }
+
+// The same with the weight as a map of tiles of 64 rows by 64 columns.
+#define FLASHRT_RESIDUAL_TILES(name, Shape, blocks)                                                \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight, const float* gate,  \
+           flashrt::bf16* y, int tokens, int x_stride, int y_stride) {                             \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, x_stride},                           \
         flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
   }
 
 namespace flashrt {
 
 // Named for the most tokens they take.
-using Out16Cluster = SkinnyShape<1, 4, 4, 1, 4, 4, 1, From::kRegisters, From::kRegisters, 0, false>;
+using Out16Cluster = SkinnyShape<1, 4, 4, 1, 4, 4, From::kRegisters, 0, false>;
 static_assert(Out16Cluster::kSharedBytes == 12336, "as the launcher has it");
-using Out32Cluster = SkinnyShape<2, 2, 4, 1, 8, 2, 1, From::kRegisters, From::kRegisters, 0, false>;
+using Out32Cluster = SkinnyShape<2, 2, 4, 1, 8, 2, From::kRegisters, 0, false>;
 static_assert(Out32Cluster::kSharedBytes == 26656, "as the launcher has it");
-using Out64Cluster = SkinnyShape<4, 2, 4, 1, 8, 2, 1, From::kRegisters, From::kRegisters, 0, false>;
+using Out64Cluster = SkinnyShape<4, 2, 4, 1, 8, 2, From::kRegisters, 0, false>;
 static_assert(Out64Cluster::kSharedBytes == 53280, "as the launcher has it");
-using Down16Cluster = SkinnyShape<1, 4, 4, 1, 8, 4, 1, From::kRegisters, From::kRegisters, 0, false>;
+using Down16Cluster = SkinnyShape<1, 4, 4, 1, 8, 4, From::kRegisters, 0, false>;
 static_assert(Down16Cluster::kSharedBytes == 22576, "as the launcher has it");
-using Down32Cluster = SkinnyShape<2, 4, 4, 1, 8, 4, 1, From::kBulk, From::kRegisters, 4, false>;
+using Down32Cluster = SkinnyShape<2, 4, 4, 1, 8, 4, From::kBulk, 4, false>;
 static_assert(Down32Cluster::kSharedBytes == 71728, "as the launcher has it");
-using Down64Cluster = SkinnyShape<4, 4, 4, 1, 8, 4, 1, From::kBulk, From::kRegisters, 4, false>;
+using Down64Cluster = SkinnyShape<4, 4, 4, 1, 8, 4, From::kBulk, 4, false>;
 static_assert(Down64Cluster::kSharedBytes == 90160, "as the launcher has it");
-using Out16 = SkinnyShape<1, 1, 8, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, false>;
-static_assert(Out16::kSharedBytes == 4128, "as the launcher has it");
-using Out64 = SkinnyShape<4, 1, 8, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, false>;
-static_assert(Out64::kSharedBytes == 16416, "as the launcher has it");
-using Down16 = SkinnyShape<1, 1, 16, 1, 8, 1, 1, From::kRegisters, From::kRegisters, 0, false>;
-static_assert(Down16::kSharedBytes == 4128, "as the launcher has it");
+using Out16 = SkinnyShape<1, 1, 8, 1, 8, 1, From::kRegisters, 0, false>;
+static_assert(Out16::kSharedBytes == 4112, "as the launcher has it");
+using Out64 = SkinnyShape<4, 1, 8, 1, 8, 1, From::kRegisters, 0, false>;
+static_assert(Out64::kSharedBytes == 16400, "as the launcher has it");
+using Down16 = SkinnyShape<1, 1, 16, 1, 8, 1, From::kRegisters, 0, false>;
+static_assert(Down16::kSharedBytes == 4112, "as the launcher has it");
+using Out56Sm90 = WarpgroupShape<56, 2, 8, From::kRegisters, 2, false>;
+static_assert(Out56Sm90::kSharedBytes == 44832, "as the launcher has it");
+using Out64Sm90 = WarpgroupShape<64, 2, 8, From::kRegisters, 2, false>;
+static_assert(Out64Sm90::kSharedBytes == 51232, "as the launcher has it");
+using Down56Sm90 = WarpgroupShape<56, 4, 8, From::kTiles, 2, false>;
+static_assert(Down56Sm90::kSharedBytes == 108592, "as the launcher has it");
+using Down64Sm90 = WarpgroupShape<64, 4, 8, From::kTiles, 2, false>;
+static_assert(Down64Sm90::kSharedBytes == 114736, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -91,4 +110,11 @@ FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16_cluster, Out64Cluster, 1)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_bf16_cluster, Down16Cluster, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_32_bf16_cluster, Down32Cluster, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_bf16_cluster, Down64Cluster, 1)
+#endif
+
+#ifdef FLASHRT_SM90A
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_56_bf16_sm90, Out56Sm90, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16_sm90, Out64Sm90, 2)
+FLASHRT_RESIDUAL_TILES(linear_gated_residual_k4096_56_bf16_sm90, Down56Sm90, 2)
+FLASHRT_RESIDUAL_TILES(linear_gated_residual_k4096_64_bf16_sm90, Down64Sm90, 2)
 #endif

@@ -16,6 +16,8 @@ from .skinny import SkinnyPlan, choose_plan
 _PLANS = (
     SkinnyPlan("ada_rms_norm_geglu_14_bf16_cluster", 1024, 14, 64, 137808),
     SkinnyPlan("ada_rms_norm_geglu_30_bf16_cluster", 1024, 30, 64, 142416),
+    SkinnyPlan("ada_rms_norm_geglu_54_bf16_sm90", 1024, 54, 64, 113568, cluster=2),
+    SkinnyPlan("ada_rms_norm_geglu_62_bf16_sm90", 1024, 62, 64, 171552),
     SkinnyPlan("ada_rms_norm_geglu_62_bf16_cluster", 1024, 62, 64, 155728),
     SkinnyPlan("ada_rms_norm_geglu_14_bf16", 1024, 14, 32, 23088),
     SkinnyPlan("ada_rms_norm_geglu_62_bf16", 1024, 62, 16, 57376),

@@ -16,6 +16,8 @@ from .skinny import SkinnyPlan, choose_plan
 _PLANS = (
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_bf16_cluster", 1024, 14, 80, 51552, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_30_bf16_cluster", 1024, 30, 80, 103520, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_54_bf16_sm90", 1024, 54, 64, 48160, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_bf16_sm90", 1024, 62, 64, 54816, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_bf16", 1024, 14, 16, 14880),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_bf16", 1024, 62, 16, 57376),
 )

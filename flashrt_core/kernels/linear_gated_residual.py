@@ -17,13 +17,21 @@ _PLANS = (
         "linear_gated_residual_k2048_16_bf16_cluster", 2048, 16, 32, 12336, threads=128, cluster=4
     ),
     SkinnyPlan("linear_gated_residual_k2048_32_bf16_cluster", 2048, 32, 16, 26656, cluster=2),
+    SkinnyPlan("linear_gated_residual_k2048_56_bf16_sm90", 2048, 56, 64, 44832, cluster=8),
+    SkinnyPlan("linear_gated_residual_k2048_64_bf16_sm90", 2048, 64, 64, 51232, cluster=8),
     SkinnyPlan("linear_gated_residual_k2048_64_bf16_cluster", 2048, 64, 16, 53280, cluster=2),
-    SkinnyPlan("linear_gated_residual_k2048_16_bf16", 2048, 16, 8, 4128),
-    SkinnyPlan("linear_gated_residual_k2048_64_bf16", 2048, 64, 8, 16416),
+    SkinnyPlan("linear_gated_residual_k2048_16_bf16", 2048, 16, 8, 4112),
+    SkinnyPlan("linear_gated_residual_k2048_64_bf16", 2048, 64, 8, 16400),
     SkinnyPlan("linear_gated_residual_k4096_16_bf16_cluster", 4096, 16, 32, 22576, cluster=4),
     SkinnyPlan("linear_gated_residual_k4096_32_bf16_cluster", 4096, 32, 32, 71728, cluster=4),
+    SkinnyPlan(
+        "linear_gated_residual_k4096_56_bf16_sm90", 4096, 56, 64, 108592, cluster=8, tiles=True
+    ),
+    SkinnyPlan(
+        "linear_gated_residual_k4096_64_bf16_sm90", 4096, 64, 64, 114736, cluster=8, tiles=True
+    ),
     SkinnyPlan("linear_gated_residual_k4096_64_bf16_cluster", 4096, 64, 32, 90160, cluster=4),
-    SkinnyPlan("linear_gated_residual_k4096_16_bf16", 4096, 16, 8, 4128),
+    SkinnyPlan("linear_gated_residual_k4096_16_bf16", 4096, 16, 8, 4112),
 )
 
 
@@ -40,7 +48,8 @@ def linear_gated_residual_launch(
     rows, width = out.shape
     plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
     if plan is not None and weight.is_contiguous():
-        plan.launch(launcher, width, (x, weight, gate, out, rows, x.stride(0), out.stride(0)))
+        strides = (x.stride(0), out.stride(0))
+        plan.launch(launcher, width, (x, plan.weight(weight), gate, out, rows, *strides))
         return
     branch = launcher.workspace(rows, width)
     launcher.matmul(x, weight, None, branch)

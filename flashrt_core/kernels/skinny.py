@@ -1,11 +1,13 @@
-"""Launch plans of products of few rows with a weight that is read once (skinny_product.cuh)."""
+"""Launch plans of products of few rows with a weight that is read once (few_rows.cuh)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .launch import Launcher
+from torch import Tensor
+
+from .launch import Launcher, TensorMap
 
 #: Generations with thread block clusters and more than 200 KiB of shared memory a block.
 LARGE_CLUSTERS = (9, 10, 11)
@@ -22,7 +24,10 @@ class SkinnyPlan:
         rows: weight rows that a cluster makes; the weight has a multiple of them.
         shared_bytes: dynamic shared memory; the source asserts the same number.
         threads: of a block.
-        cluster: blocks that split K between them; 1 runs on every architecture.
+        cluster: blocks that split K between them.
+        tiles: the kernel takes the weight as a map of tiles.
+
+    Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them.
     """
 
     kernel: str
@@ -32,11 +37,22 @@ class SkinnyPlan:
     shared_bytes: int
     threads: int = 256
     cluster: int = 1
+    tiles: bool = False
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
         """Whether the kernel can make this product on this GPU."""
-        able = launcher.architecture // 10 in LARGE_CLUSTERS or "_cluster" not in self.kernel
+        if self.kernel.endswith("_sm90"):
+            able = launcher.architecture == 90
+        else:
+            able = launcher.architecture // 10 in LARGE_CLUSTERS or "_cluster" not in self.kernel
         return able and depth == self.depth and tokens <= self.tokens and rows % self.rows == 0
+
+    def weight(self, weight: Tensor) -> Tensor | TensorMap:
+        """The argument for a packed weight: itself, or tiles of a block's rows by 64 columns."""
+        if not self.tiles:
+            return weight
+        rows, depth = weight.shape
+        return TensorMap(weight.data_ptr(), rows, depth, depth, self.rows, 64)
 
     def launch(self, launcher: Launcher, rows: int, args: Sequence[object]) -> None:
         """One cluster for each ``self.rows`` of the weight's ``rows``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,12 +10,18 @@ import torch
 
 from flashrt_core.contract import Contract
 from flashrt_core.errors import ContractError
+from flashrt_core.kernels import (
+    ada_rms_norm_geglu,
+    ada_rms_norm_qkv_rope_kv,
+    linear_gated_residual,
+)
 from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.geglu_linear import choose_tile, geglu_linear
+from flashrt_core.kernels.launch import TensorMap
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.rms_norm import rms_norm
 from flashrt_core.policies.pi05 import POLICY
-from test.kernels.signatures import CheckingLauncher, Launch, declared
+from test.kernels.signatures import OPS, CheckingLauncher, Launch, declared
 
 
 class Lane:
@@ -134,6 +141,109 @@ def test_few_queries_without_a_cluster(architecture: int, rows: int, prefix: int
     launch = launch_few_queries(architecture, rows, prefix)
     assert launch.kernel == "attention_few_queries_d256_bf16"
     assert (launch.grid, launch.cluster) == ((1, rows // 2), None)
+
+
+def test_plans_give_the_shared_memory_that_the_sources_assert() -> None:
+    asserted, shape_of = {}, {}
+    for path in OPS.glob("*.cu"):
+        source = path.read_text()
+        for shape, size in re.findall(r"static_assert\((\w+)::kSharedBytes == (\d+)", source):
+            asserted[shape] = int(size)
+        for kernel, shape in re.findall(r"^FLASHRT_\w+\((\w+), (\w+), \d\)", source, re.MULTILINE):
+            shape_of[kernel] = shape
+    plans = [
+        *ada_rms_norm_qkv_rope_kv._PLANS,
+        *ada_rms_norm_geglu._PLANS,
+        *linear_gated_residual._PLANS,
+    ]
+    assert len(plans) == 26
+    for plan in plans:
+        assert plan.shared_bytes == asserted[shape_of[plan.kernel]], plan.kernel
+
+
+def launch_expert_layer(architecture: int, rows: int) -> list[Launch]:
+    """The four products of an expert layer."""
+    launcher = CheckingLauncher(architecture)
+    lane = Lane(launcher)
+    x, hidden, attended = (torch.empty(rows, size).bfloat16() for size in (1024, 4096, 2048))
+    table, rope = torch.empty(3, 1024), torch.empty(rows, 256)
+    weights = [(2560, 1024), (1024, 2048), (8192, 1024), (1024, 4096)]
+    qkv, out, gate_up, down = (torch.empty(shape).bfloat16() for shape in weights)
+    keys, values = torch.empty(2, rows, 256).bfloat16().unbind()
+    ada_rms_norm_qkv_rope_kv.ada_rms_norm_qkv_rope_kv(
+        lane, x, table[0], table[1], qkv, rope, attended, keys, values, head_dim=256, eps=1e-6
+    )
+    linear_gated_residual.linear_gated_residual(lane, attended, out, table[2], x)
+    ada_rms_norm_geglu.ada_rms_norm_geglu(lane, x, table[0], table[1], gate_up, hidden, eps=1e-6)
+    linear_gated_residual.linear_gated_residual(lane, hidden, down, table[2], x)
+    return launcher.launches
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows", "norm", "plain"),
+    [
+        (80, 10, "14_bf16", "16_bf16"),
+        (90, 1, "14_bf16_cluster", "16_bf16_cluster"),
+        (90, 14, "14_bf16_cluster", "16_bf16_cluster"),
+        (90, 30, "30_bf16_cluster", "32_bf16_cluster"),
+        (90, 33, "54_bf16_sm90", "56_bf16_sm90"),
+        (90, 54, "54_bf16_sm90", "56_bf16_sm90"),
+        (90, 62, "62_bf16_sm90", "64_bf16_sm90"),
+        (110, 10, "14_bf16_cluster", "16_bf16_cluster"),
+    ],
+)
+def test_products_of_an_expert_layer(architecture: int, rows: int, norm: str, plain: str) -> None:
+    launches = launch_expert_layer(architecture, rows)
+    assert [launch.kernel for launch in launches] == [
+        f"ada_rms_norm_qkv_rope_kv_{norm}",
+        f"linear_gated_residual_k2048_{plain}",
+        f"ada_rms_norm_geglu_{norm}",
+        f"linear_gated_residual_k4096_{plain}",
+    ]
+
+
+def test_products_of_many_rows_on_other_generations() -> None:
+    """No warpgroup products there; the product of q, k and v has no cluster kernel for so many."""
+    assert [launch.kernel for launch in launch_expert_layer(100, 50)] == [
+        "ada_rms_norm_qkv_rope_kv_62_bf16",
+        "linear_gated_residual_k2048_64_bf16_cluster",
+        "ada_rms_norm_geglu_62_bf16_cluster",
+        "linear_gated_residual_k4096_64_bf16_cluster",
+    ]
+
+
+def test_down_product_takes_the_weight_as_tiles() -> None:
+    *_, launch = launch_expert_layer(90, 50)
+    assert (launch.grid, launch.block, launch.cluster) == (1024 // 64 * 8, 256, 8)
+    tiles = launch.args[1]
+    assert isinstance(tiles, TensorMap)
+    assert (tiles.rows, tiles.columns, tiles.stride) == (1024, 4096, 4096)
+    assert (tiles.box_rows, tiles.box_columns) == (64, 64)
+
+
+def test_gate_and_up_run_at_once() -> None:
+    """256 blocks, two on a multiprocessor, which has 228 KiB and takes 1 KiB a block for itself."""
+    *_, launch, _ = launch_expert_layer(90, 50)
+    assert (launch.grid, launch.cluster) == (256, 2)
+    assert 2 * (launch.shared_bytes + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("architecture", "clusters"), [(80, False), (90, True), (110, True)])
+def test_expert_layer_is_five_launches(architecture: int, clusters: bool) -> None:
+    launcher = CheckingLauncher(architecture)
+    launch_policy("base", 2, launcher, **SHALLOW)
+    kernels = [launch.kernel for launch in launcher.launches]
+    first = kernels.index("action_in_d32_bf16")
+    suffix = "_cluster" if clusters else ""
+    queries = "_8_640_bf16_cluster" if clusters else "_bf16"
+    assert kernels[first + 1 : first + 6] == [
+        f"ada_rms_norm_qkv_rope_kv_14_bf16{suffix}",
+        f"attention_few_queries_d256{queries}",
+        f"linear_gated_residual_k2048_16_bf16{suffix}",
+        f"ada_rms_norm_geglu_14_bf16{suffix}",
+        f"linear_gated_residual_k4096_16_bf16{suffix}",
+    ]
+    assert kernels[-1] == "action_out_euler_d32_bf16"
 
 
 def test_float32_is_refused_in_one_line() -> None:

@@ -336,7 +336,7 @@ def test_prompt_rows(device: Any, draw: Any) -> None:
     assert error(coarse, rope) > 0.1
 
 
-@pytest.mark.parametrize("rows", [1, 10, 15, 50])
+@pytest.mark.parametrize("rows", [1, 10, 14, 15, 17, 30, 33, 50, 54, 55, 62, 64])
 def test_expert_ops(device: Any, draw: Any, rows: int) -> None:
     x, table = draw(rows, 1024), draw(3, 1024, dtype=F32, scale=0.3)
     rope, qkv_weight = draw(rows, 256, dtype=F32), draw(2560, 1024, scale=1 / 32)

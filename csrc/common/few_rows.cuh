@@ -1,0 +1,248 @@
+// few_rows: what products y = x W^T of few rows x [A, K] with a weight W [N, K] have in common: where
+// partial sums of a block and of a cluster meet, and how the results reach the op.
+//
+// A block owns kRows rows of W. Its warps leave partial sums in shared memory; the kSplit blocks of a
+// cluster split K, push each other the sums that another block finishes, and each finishes 1/kSplit
+// of the rows. Sums meet in a fixed order (warps, then blocks), so equal inputs give equal bits.
+//
+// With kNorm the rows are RMS-normalised and conditioned on the way, without waiting for their mean
+// square: y = r ((x (1 + scale)) W^T) + shift W^T, r = 1 / sqrt(mean(x^2) + eps). x (1 + scale) is
+// rounded to bf16 once, as the normalised row is elsewhere; shift rides along as two more tokens, the
+// last two of kTokens: its bf16 value and the rest. r comes last.
+//
+// A shape S gives, besides the names above: Product, the class that multiplies; kThreads; kInner = K;
+// kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those this
+// block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
+// part; kSquareParts partial sums of x^2; and where they lie in shared memory.
+//
+// An op gives: which row of W a block's row is (weight_row), the rows of an item (low_row, high_row and
+// the row behind each; kNeighbours where they are four in a row), what to read before the kernel in
+// front has finished (prepare) and after (fetch, kFetches), and what to do with four sums (finish).
+#pragma once
+
+#include <cstdint>
+
+#include "cluster.cuh"
+#include "stream.cuh"
+#include "tile_copy.cuh"
+#include "vector.cuh"
+
+namespace flashrt {
+
+// Where W waits: registers, or shared memory, by bulk copies of rows or as tiles of the copy engine.
+enum class From { kRegisters, kBulk, kTiles };
+
+struct FewRowsInput {
+  const bf16* x;  // [tokens, K], rows x_stride elements apart
+  const bf16* weight;
+  const CUtensorMap* tiles;  // of W, instead of `weight` with From::kTiles
+  const float *scale, *shift;  // [K], with kNorm
+  float eps;
+  int tokens, x_stride;
+};
+
+template <class S, class Op>
+class FewRows {
+ protected:
+  static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
+
+  __device__ __forceinline__ FewRows(const FewRowsInput& input, Op& op)
+      : in_(input), op_(op), shared_(dynamic_shared()) {
+    thread_ = threadIdx.x;
+    lane_ = thread_ % 32;
+    warp_ = thread_ / 32;
+    split_ = S::kSplit > 1 ? cluster_rank() : 0;
+    tile_ = blockIdx.x / S::kSplit;
+  }
+
+  __device__ __forceinline__ float* floats(int offset) const {
+    return reinterpret_cast<float*>(shared_ + offset);
+  }
+  __device__ __forceinline__ uint64_t* barrier(int index) const {
+    return reinterpret_cast<uint64_t*>(shared_ + S::kBarriers) + index;
+  }
+
+  // By one thread, before it arrives at the cluster.
+  __device__ __forceinline__ void expect_pushes() const {
+    const int rows = in_.tokens + (S::kNorm ? 2 : 0);
+    const int squares = S::kNorm ? in_.tokens * 4 : 0;
+    expect_bytes(barrier(kPushed), S::kSplit * (rows * S::kOwn * 16 + squares));
+  }
+
+  // What the op needs for this thread's first item.
+  __device__ __forceinline__ void prepare() {
+    op_.prepare(tile_, split_ * S::kOwn + thread_ % S::kOwn);
+  }
+  __device__ __forceinline__ void fetch() {
+    op_.fetch(tile_, thread_ / S::kOwn, split_ * S::kOwn + thread_ % S::kOwn, in_.tokens);
+  }
+
+  // Scale as bf16 to shared memory.
+  __device__ __forceinline__ void fetch_scale() const {
+    for (int k = thread_ * 8; k < S::kDepth; k += S::kThreads * 8) {
+      float v[8];
+      load8(in_.scale + split_ * S::kDepth + k, v);
+      *reinterpret_cast<uint4*>(shared_ + S::kScale + k * 2) = {
+          pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7])};
+    }
+  }
+
+  // Shift as two bf16 rows in shared memory, the value and what its rounding left.
+  __device__ __forceinline__ void fetch_shift() const {
+    for (int k = thread_ * 2; k < S::kDepth; k += S::kThreads * 2) {
+      const float2 v = *reinterpret_cast<const float2*>(in_.shift + split_ * S::kDepth + k);
+      const uint32_t upper = pack2(v.x, v.y);
+      const float2 rounded = unpack2(upper);
+      *reinterpret_cast<uint32_t*>(shift_row(0) + k * 2) = upper;
+      *reinterpret_cast<uint32_t*>(shift_row(1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
+    }
+  }
+  __device__ __forceinline__ unsigned char* shift_row(int part) const {
+    return shared_ + S::kShift + part * S::kDepth * 2;
+  }
+
+  // x (1 + scale)
+  __device__ __forceinline__ static uint4 grow(const uint4& x, const uint4& s) {
+    return {grow2(x.x, s.x), grow2(x.y, s.y), grow2(x.z, s.z), grow2(x.w, s.w)};
+  }
+
+  // Once all partial sums and squares of the block lie in shared memory.
+  __device__ __forceinline__ void collect() {
+    __syncthreads();
+    if constexpr (S::kSplit > 1) {
+      scatter();
+      wait_bytes(barrier(kPushed));
+    }
+    finish();
+  }
+
+  FewRowsInput in_;
+  Op& op_;
+  unsigned char* shared_;
+  int thread_, lane_, warp_, split_, tile_;
+
+ private:
+  // The sum over the parts, for two neighbouring rows of W.
+  __device__ __forceinline__ float2 sum_pair(int token, int row) const {
+    const int first = row / S::kPartRows * S::kParts;
+    const float* p = floats(S::kPartials + first * S::kPartial) + token * S::kPitch + row % S::kPartRows;
+    float2 sum = {0.0f, 0.0f};
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      const float2 v = *reinterpret_cast<const float2*>(p + part * (S::kPartial / 4));
+      sum.x += v.x;
+      sum.y += v.y;
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ float4 sum_item(int token, int item) const {
+    if constexpr (Op::kNeighbours) {
+      const int row = Op::low_row(item), first = row / S::kPartRows * S::kParts;
+      const float* p = floats(S::kPartials + first * S::kPartial) + token * S::kPitch + row % S::kPartRows;
+      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int part = 0; part < S::kParts; ++part) {
+        const float4 v = *reinterpret_cast<const float4*>(p + part * (S::kPartial / 4));
+        sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+      }
+      return sum;
+    }
+    const float2 low = sum_pair(token, Op::low_row(item));
+    const float2 high = sum_pair(token, Op::high_row(item));
+    return {low.x, low.y, high.x, high.y};
+  }
+
+  // shift W^T: its two tokens together.
+  __device__ __forceinline__ float4 sum_shift(int own, int item) const {
+    constexpr bool kPushes = S::kSplit > 1;
+    const float4 a = kPushes ? received(S::kTokens - 2, own) : sum_item(S::kTokens - 2, item);
+    const float4 b = kPushes ? received(S::kTokens - 1, own) : sum_item(S::kTokens - 1, item);
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+  }
+
+  __device__ __forceinline__ float sum_squares(int token) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < S::kSquareParts; ++part) {
+      sum += floats(S::kSquares)[part * S::kTokens + token];
+    }
+    return sum;
+  }
+
+  // Every item to the block of the cluster that finishes it. A warp pushes to one neighbour at a time,
+  // its lanes next to each other; blocks begin with different neighbours.
+  __device__ __forceinline__ void scatter() {
+    constexpr int kWarps = S::kThreads / 32, kStride = kWarps / S::kSplit * 32;
+    static_assert(kWarps % S::kSplit == 0, "a warp has one neighbour to push to");
+    const int rank = (warp_ + split_) % S::kSplit, first = warp_ / S::kSplit * 32 + lane_;
+    const uint32_t base = remote_address(shared_, rank);
+    const uint32_t pushed = base + S::kBarriers + kPushed * 8;
+    const int rows = in_.tokens + (S::kNorm ? 2 : 0);
+    for (int i = first; i < rows * S::kOwn; i += kStride) {
+      const int row = i / S::kOwn, own = i % S::kOwn;
+      const int token = row < in_.tokens ? row : row - in_.tokens + S::kTokens - 2;
+      const int at = (split_ * S::kTokens + token) * S::kOwn + own;
+      push(base + S::kReceived + at * 16, pushed, sum_item(token, rank * S::kOwn + own));
+    }
+    if constexpr (S::kNorm) {
+      for (int token = first; token < in_.tokens; token += kStride) {
+        push(base + S::kReceivedSquares + (split_ * S::kTokens + token) * 4, pushed,
+             sum_squares(token));
+      }
+    }
+  }
+
+  __device__ __forceinline__ float4 received(int token, int own) const {
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int from = 0; from < S::kSplit; ++from) {
+      const int at = (from * S::kTokens + token) * S::kOwn + own;
+      const float4 v = reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
+      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ float received_squares(int token) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int from = 0; from < S::kSplit; ++from) {
+      sum += floats(S::kReceivedSquares)[from * S::kTokens + token];
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ void finish() {
+    constexpr bool kPushes = S::kSplit > 1;
+    constexpr bool kSameItem = S::kThreads % S::kOwn == 0;  // a thread's items differ in token only
+    float4 b = {0.0f, 0.0f, 0.0f, 0.0f};
+    if constexpr (S::kNorm && kSameItem) {
+      const int own = thread_ % S::kOwn;
+      if (thread_ < in_.tokens * S::kOwn) b = sum_shift(own, split_ * S::kOwn + own);
+    }
+    for (int i = thread_; i < in_.tokens * S::kOwn; i += S::kThreads) {
+      const int token = i / S::kOwn, own = i % S::kOwn, item = split_ * S::kOwn + own;
+      if (Op::kFetches && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
+        op_.prepare(tile_, item);
+        op_.fetch(tile_, token, item, in_.tokens);
+      }
+      float4 y = kPushes ? received(token, own) : sum_item(token, item);
+      if constexpr (S::kNorm) {
+        const float squares = kPushes ? received_squares(token) : sum_squares(token);
+        const float r = rsqrtf(squares * (1.0f / S::kInner) + in_.eps);
+        if constexpr (!kSameItem) b = sum_shift(own, item);
+        y = {y.x * r + b.x, y.y * r + b.y, y.z * r + b.z, y.w * r + b.w};
+      }
+      op_.finish(tile_, token, item, y);
+    }
+  }
+};
+
+// Runs the product of shape S.
+template <class S, class Op>
+__device__ __forceinline__ void few_rows_product(const FewRowsInput& input, Op op) {
+  typename S::template Product<Op>(input, op).run();
+}
+
+}  // namespace flashrt
