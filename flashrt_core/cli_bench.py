@@ -29,6 +29,9 @@ def bench_command(
             "boundaries, or some: context, action, kernel, product, joined by +."
         ),
     ] = "on",
+    overlap_cases: Annotated[
+        str, typer.Option(help="Those that other overlaps are measured of; empty: all.")
+    ] = "",
     trace: Annotated[bool, typer.Option(help="Add each kernel's time.")] = False,
     peer: Annotated[str, typer.Option(help="lerobot: run its code too, for the ratio.")] = "",
     peer_cases: Annotated[str, typer.Option(help="Those that the peer runs; empty: all.")] = "",
@@ -52,6 +55,7 @@ def bench_command(
         cases=parse_cases(cases),
         samples=samples,
         overlap=overlap,
+        overlap_cases=parse_cases(overlap_cases),
         trace=trace,
         peer=peer,
         peer_cases=parse_cases(peer_cases),

@@ -23,6 +23,9 @@ class Case:
     horizon: int
     steps: int = 10
 
+    def __str__(self) -> str:
+        return f"{self.views}x{self.prompt_tokens}x{self.horizon}"
+
     @classmethod
     def parse(cls, text: str) -> Case:
         """``views x prompt tokens x horizon``, such as ``2x48x10``; OptionError otherwise."""

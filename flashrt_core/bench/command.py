@@ -33,6 +33,7 @@ class BenchOptions:
         overlap: "on", "off", or classes of boundaries as :meth:`Overlap.parse` reads them; "both"
             measures every case on and off, "each" every class alone too. All ways of a case must
             give equal bits.
+        overlap_cases: those of ``cases`` that are measured in the other ways too; empty means all.
         trace: add every kernel's time, and one layer's kernels, from torch's profiler.
         peer: "lerobot" runs LeRobot's code on the same GPU afterwards, for the ratio; "" does not.
         peer_cases: those of ``cases`` that the peer runs; empty means all. It takes some minutes.
@@ -49,6 +50,7 @@ class BenchOptions:
     cases: tuple[Case, ...] = ()
     samples: int = 200
     overlap: str = "on"
+    overlap_cases: tuple[Case, ...] = ()
     trace: bool = False
     peer: str = ""
     peer_cases: tuple[Case, ...] = ()
@@ -68,8 +70,12 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     _check(options)
     # Most prefix rows first: the other cases take their weights from it.
     cases = sorted(options.cases or CASES, key=lambda c: (-c.views, -c.prompt_tokens, c.horizon))
-    if unknown := set(options.peer_cases) - set(cases):
-        raise OptionError("option 'peer-cases' of bench", expected="some of the cases", got=unknown)
+    for name in ("peer_cases", "overlap_cases"):
+        if unknown := set(getattr(options, name)) - set(cases):
+            option = f"option '{name.replace('_', '-')}' of bench"
+            raise OptionError(
+                option, expected="some of the cases", got=", ".join(map(str, unknown))
+            )
     bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=options.precision)
     try:
         lines = _measure(bench, options, cases)
@@ -120,9 +126,14 @@ def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list
     first, *others = _OVERLAPS.get(options.overlap, (options.overlap,))
     found = list(bench.run(cases, options.samples, overlap=first, traced=options.trace))
     lines = [result.to_json(options.precision) | {"overlap": first} for result in found]
+    chosen = [
+        (line, result)
+        for line, result in zip(lines, found, strict=True)
+        if not options.overlap_cases or result.case in options.overlap_cases
+    ]
     for overlap in others:
-        again = bench.run(cases, options.samples, overlap=overlap)
-        for line, result, other in zip(lines, found, again, strict=True):
+        again = bench.run([result.case for _, result in chosen], options.samples, overlap=overlap)
+        for (line, result), other in zip(chosen, again, strict=True):
             _check_bits(result, other, overlap)
             times = other.to_json(options.precision)
             ways = line.setdefault("other_overlaps", {})

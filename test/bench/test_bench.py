@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -138,6 +139,24 @@ def test_a_peer_that_breaks_leaves_what_was_measured(
     assert [row["ratio_to_replay"] for row in heavy["peers"]] == [10.0]
 
 
+def test_other_overlaps_of_chosen_cases() -> None:
+    """Each way in one pass over its cases, and equal bits of what was measured twice."""
+    ran: list[tuple[str, list[Case]]] = []
+
+    def run(cases: Sequence[Case], samples: int, overlap: str, traced: bool = False) -> Any:
+        ran.append((overlap, list(cases)))
+        for case in cases:
+            times = line(case, False)
+            yield SimpleNamespace(case=case, actions=np.ones(3), to_json=lambda _, t=times: t)
+
+    cases = (Case(2, 48, 10), Case(3, 200, 50))
+    options = BenchOptions(cases=cases, overlap="both", overlap_cases=cases[1:])
+    plain, chosen = command._measure(SimpleNamespace(run=run), options, cases)  # type: ignore[arg-type]
+    assert ran == [("on", list(cases)), ("off", [cases[1]])]
+    assert "other_overlaps" not in plain
+    assert list(chosen["other_overlaps"]) == ["off"] and chosen["overlap_equal_bits"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -146,7 +165,11 @@ def test_a_peer_that_breaks_leaves_what_was_measured(
         (BenchOptions(peer="lerobot", preset="tiny"), "the peer's sizes"),
         (
             BenchOptions(cases=(Case(2, 48, 10),), peer_cases=(Case(1, 48, 10),)),
-            "option 'peer-cases'",
+            "option 'peer-cases' of bench: expected some of the cases, got 1x48x10",
+        ),
+        (
+            BenchOptions(cases=(Case(2, 48, 10),), overlap_cases=(Case(2, 48, 50),)),
+            "option 'overlap-cases' of bench: expected some of the cases, got 2x48x50",
         ),
         (BenchOptions(samples=0), "samples"),
         (BenchOptions(overlap="action+expert"), "overlap.*got .'expert'"),
