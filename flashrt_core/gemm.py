@@ -6,14 +6,16 @@ at set-up, between cuBLASLt and a kernel of our own for each site.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
+from .kernels.e4m3 import given, store
 from .kernels.launch import Launcher, require_bf16_rows, stream_suffix
+from .kernels.maths import matmul
 from .kernels.op import Lane, Op
 
 Activation = Literal["none", "gelu_tanh"]
@@ -27,14 +29,22 @@ def linear_ref(
     *,
     activation: Activation = "none",
     residual: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """float32 accumulation and epilogue, one rounding into ``out``."""
-    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    if weight_scale is None:
+        y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    else:
+        y = matmul(x, weight, x_scale, weight_scale)
+        if bias is not None:
+            y.add_(bias)
     if activation == "gelu_tanh":
         y = F.gelu(y, approximate="tanh")
     if residual is not None:
         y.view(-1, *residual.shape).add_(residual)
-    out.copy_(y)
+    store(y, out, out_scale)
 
 
 def linear_launch(
@@ -63,7 +73,14 @@ def linear_launch(
     )
 
 
-LINEAR = Op("linear", linear_ref, linear_launch)
+def linear_operands(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **_options: Any
+) -> tuple[Tensor, Tensor]:
+    """Weight and input, as :class:`Op` has them."""
+    return weight, x
+
+
+LINEAR = Op("linear", linear_ref, linear_launch, linear_operands)
 
 
 def linear(
@@ -75,6 +92,9 @@ def linear(
     *,
     activation: Activation = "none",
     residual: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """out = act(x W^T + b) + residual.
 
@@ -87,16 +107,18 @@ def linear(
         activation: "none" or "gelu_tanh".
         residual: [R, N] float with R dividing M: added to every run of R rows (R = M for a plain
             residual, R = tokens of a view for a position table). None: nothing is added.
+        x_scale: [1] float32, of a float8_e4m3fn ``x``.
+        weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats, devices or the activation do not fit.
     """
     check = ArgCheck("linear")
-    check.tensor("x", x, ("M", "K"))
-    check.tensor("weight", weight, ("N", "K"))
+    check.operands(x, weight, x_scale, weight_scale)
     if bias is not None:
         check.tensor("bias", bias, ("N",))
-    check.tensor("out", out, ("M", "N"))
+    check.quantised("out", out, ("M", "N"), "out_scale", out_scale, (1,))
     check.apart("out", out, "x", x)
     check.require(
         activation in ("none", "gelu_tanh"),
@@ -113,4 +135,5 @@ def linear(
             expected=f"a divisor of {rows}",
             got=run,
         )
-    lane.issue(LINEAR, x, weight, bias, out, activation=activation, residual=residual)
+    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    lane.issue(LINEAR, x, weight, bias, out, activation=activation, residual=residual, **scales)

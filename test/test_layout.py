@@ -23,16 +23,19 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     (
         "flashrt_core.cli",
         "flashrt_core.cli_bench",
+        "flashrt_core.cli_calibrate",
         "flashrt_core.cli_qualify",
         "flashrt_core.__main__",
     ),
-    ("flashrt_core.cli_options",),
+    ("flashrt_core.cli_options", "flashrt_core.cli_progress", "flashrt_core.fidelity_figure"),
     ("flashrt_core.terminal",),
     ("flashrt_core.bench",),
+    ("flashrt_core.calibrate",),
     ("flashrt_core.load",),
     ("flashrt_core.qualification",),
+    ("flashrt_core.observations", "flashrt_core.observer"),
     ("flashrt_core.policies", "flashrt_core.engine", "flashrt_core.session"),
-    ("flashrt_core.capsule",),
+    ("flashrt_core.calibration", "flashrt_core.capsule"),
     (
         "flashrt_core.devices",
         "flashrt_core.gemm",
@@ -44,11 +47,21 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.freshness",
     ),
     ("flashrt_core.kernels",),
-    ("flashrt_core.contract", "flashrt_core.files", "flashrt_core.text"),
+    (
+        "flashrt_core.contract",
+        "flashrt_core.files",
+        "flashrt_core.precision",
+        "flashrt_core.text",
+    ),
     ("flashrt_core.specs",),
     ("flashrt_core.errors",),
 )
-PURE = ("flashrt_core.contract", "flashrt_core.specs", "flashrt_core.errors")
+PURE = (
+    "flashrt_core.contract",
+    "flashrt_core.precision",
+    "flashrt_core.specs",
+    "flashrt_core.errors",
+)
 ROS_PACKAGES = {
     *("action_msgs", "ament_index_python", "builtin_interfaces", "cv_bridge", "diagnostic_msgs"),
     *("flashrt_ros", "launch", "launch_ros", "lifecycle_msgs", "rcl_interfaces", "rclpy"),

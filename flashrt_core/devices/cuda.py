@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..contract import BufferSpec, Role
 from ..errors import CaptureError, DeviceError, FlashRTError
+from ..kernels.launch import refuse_low_bit
 from ..kernels.op import Op
 from .base import NUMPY_DTYPES, Program, Segment
 from .cublaslt import CublasLt, cache_path, load_cublaslt
@@ -68,6 +69,7 @@ class _Lane:
                 got="none",
                 remedy="set device to 'cpu'",
             )
+        refuse_low_bit(op, (*args, *kwargs.values()))
         op.launch(self._launcher, *args, **kwargs)
 
 

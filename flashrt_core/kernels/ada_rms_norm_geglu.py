@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
+from .e4m3 import given, store
 from .geglu_linear import geglu_rows_launch
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, geglu
@@ -25,10 +26,20 @@ _PLANS = (
 
 
 def ada_rms_norm_geglu_ref(
-    x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, out: Tensor, *, eps: float
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """float32 throughout, one rounding into ``out``."""
-    out.copy_(geglu(ada_rms_normalise(x, scale, shift, eps), weight))
+    normal = ada_rms_normalise(x, scale, shift, eps)
+    store(geglu(normal, weight, x_scale, weight_scale), out, out_scale)
 
 
 def ada_rms_norm_geglu_launch(
@@ -57,7 +68,26 @@ def ada_rms_norm_geglu_launch(
     geglu_rows_launch(launcher, merged, out)
 
 
-ADA_RMS_NORM_GEGLU = Op("ada_rms_norm_geglu", ada_rms_norm_geglu_ref, ada_rms_norm_geglu_launch)
+def ada_rms_norm_geglu_operands(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    **_scales: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Weight and normalised rows, as :class:`Op` has them."""
+    return weight, ada_rms_normalise(x, scale, shift, eps)
+
+
+ADA_RMS_NORM_GEGLU = Op(
+    "ada_rms_norm_geglu",
+    ada_rms_norm_geglu_ref,
+    ada_rms_norm_geglu_launch,
+    ada_rms_norm_geglu_operands,
+)
 
 
 def ada_rms_norm_geglu(
@@ -69,6 +99,9 @@ def ada_rms_norm_geglu(
     out: Tensor,
     *,
     eps: float,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """out = gelu_tanh(n Wg^T) * (n Wu^T), n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift.
 
@@ -80,6 +113,9 @@ def ada_rms_norm_geglu(
         weight: [2F, D] float, gate and up rows interleaved as in ``geglu_linear``.
         out: [M, F] float, apart from ``x``.
         eps: added to the mean square.
+        x_scale: [1] float32: n is quantised with it before the product.
+        weight_scale: [2F] float32, of a float8_e4m3fn ``weight``: a row's.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -88,7 +124,8 @@ def ada_rms_norm_geglu(
     check.tensor("x", x, ("M", "D"))
     check.tensor("scale", scale, ("D",), F32)
     check.tensor("shift", shift, ("D",), F32)
-    check.tensor("out", out, ("M", "F"))
-    check.tensor("weight", weight, (2 * check.sizes["F"], "D"))
+    check.quantised("out", out, ("M", "F"), "out_scale", out_scale, (1,))
+    check.weight(weight, x_scale, weight_scale, (2 * check.sizes["F"], "D"))
     check.apart("out", out, "x", x)
-    lane.issue(ADA_RMS_NORM_GEGLU, x, scale, shift, weight, out, eps=eps)
+    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    lane.issue(ADA_RMS_NORM_GEGLU, x, scale, shift, weight, out, eps=eps, **scales)

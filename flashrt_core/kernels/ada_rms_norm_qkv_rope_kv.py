@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
+from .e4m3 import given
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
@@ -35,10 +38,12 @@ def ada_rms_norm_qkv_rope_kv_ref(
     *,
     head_dim: int,
     eps: float,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """float32 throughout, one rounding into each output."""
     normal = ada_rms_normalise(x, scale, shift, eps)
-    split_qkv_rope(matmul(normal, weight), rope, q, k, v, head_dim)
+    split_qkv_rope(matmul(normal, weight, x_scale, weight_scale), rope, q, k, v, head_dim)
 
 
 def ada_rms_norm_qkv_rope_kv_launch(
@@ -74,8 +79,18 @@ def ada_rms_norm_qkv_rope_kv_launch(
     qkv_rope_kv_launch(launcher, merged, rope, q, k, v, head_dim=head_dim)
 
 
+def ada_rms_norm_qkv_rope_kv_operands(
+    x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, *_out: Tensor, eps: float, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Weight and normalised rows, as :class:`Op` has them."""
+    return weight, ada_rms_normalise(x, scale, shift, eps)
+
+
 ADA_RMS_NORM_QKV_ROPE_KV = Op(
-    "ada_rms_norm_qkv_rope_kv", ada_rms_norm_qkv_rope_kv_ref, ada_rms_norm_qkv_rope_kv_launch
+    "ada_rms_norm_qkv_rope_kv",
+    ada_rms_norm_qkv_rope_kv_ref,
+    ada_rms_norm_qkv_rope_kv_launch,
+    ada_rms_norm_qkv_rope_kv_operands,
 )
 
 
@@ -92,6 +107,8 @@ def ada_rms_norm_qkv_rope_kv(
     *,
     head_dim: int,
     eps: float,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift, then ``qkv_rope_kv`` of n W^T.
 
@@ -107,6 +124,8 @@ def ada_rms_norm_qkv_rope_kv(
         v: [M, Dkv] float, rows of the value cache.
         head_dim: width of a head.
         eps: added to the mean square.
+        x_scale: [1] float32: n is quantised with it before the product.
+        weight_scale: [Dq + 2 Dkv] float32, of a float8_e4m3fn ``weight``: a row's.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -116,7 +135,7 @@ def ada_rms_norm_qkv_rope_kv(
     check.tensor("scale", scale, ("D",), F32)
     check.tensor("shift", shift, ("D",), F32)
     width = check_qkv_outputs(check, rope, q, k, v, head_dim)
-    check.tensor("weight", weight, (width, "D"))
+    check.weight(weight, x_scale, weight_scale, (width, "D"))
     check.apart("q", q, "x", x)
     lane.issue(
         ADA_RMS_NORM_QKV_ROPE_KV,
@@ -130,4 +149,5 @@ def ada_rms_norm_qkv_rope_kv(
         v,
         head_dim=head_dim,
         eps=eps,
+        **given(x_scale=x_scale, weight_scale=weight_scale),
     )

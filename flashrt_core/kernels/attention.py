@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import ContractError
 from .check import I32, ArgCheck
+from .e4m3 import given, store
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .op import Lane, Op
 from .skinny import LARGE_CLUSTERS
@@ -24,6 +25,7 @@ def attention_ref(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    out_scale: Tensor | None = None,
 ) -> None:
     """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
     M, heads, dim = q.shape
@@ -44,7 +46,7 @@ def attention_ref(
         values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
     mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
     mixed = mixed.view(segments, kv_heads, rows, group, dim).transpose(1, 2)
-    out.copy_(mixed.reshape(M, heads * dim))
+    store(mixed.reshape(M, heads * dim), out, out_scale)
 
 
 #: 64 queries, 256 keys and 256 values of 72 numbers.
@@ -221,13 +223,14 @@ def _check(
     segments: int,
     prefix_length: Tensor | None,
     prefix_rows: int,
+    out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
     check.tensor("q", q, ("M", "H", "d"))
     check.tensor("k", k, ("N", "Hkv", "d"))
     check.tensor("v", v, ("N", "Hkv", "d"))
     heads, kv_heads, dim = (check.sizes[letter] for letter in ("H", "Hkv", "d"))
-    check.tensor("out", out, ("M", heads * dim))
+    check.quantised("out", out, ("M", heads * dim), "out_scale", out_scale, (1,))
     check.require(heads % kv_heads == 0, "heads of 'q'", expected=f"n*{kv_heads}", got=heads)
     rows, keys = check.sizes["M"], check.sizes["N"]
     check.require(
@@ -259,6 +262,7 @@ def attention(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    out_scale: Tensor | None = None,
 ) -> None:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
 
@@ -273,11 +277,12 @@ def attention(
         prefix_length: [1] int32, read when the op runs, at least 1 unless N > prefix_rows; keys
             j in [prefix_length, prefix_rows) are not read. None: every key counts.
         prefix_rows: rows kept for the prefix; keys from there on always count.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, out_scale)
     lane.issue(
         ATTENTION,
         q,
@@ -288,4 +293,5 @@ def attention(
         segments=segments,
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
+        **given(out_scale=out_scale),
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import ContractError
 
 F32 = (torch.float32,)
+F8 = (torch.float8_e4m3fn,)
 I32 = (torch.int32,)
 U8 = (torch.uint8,)
 #: Formats that activations and weights of a stage may have.
@@ -62,6 +63,62 @@ class ArgCheck:
         elif value.device != self._device:
             raise ContractError(where, expected=f"on {self._device}", got=f"on {value.device}")
         return value
+
+    def quantised(
+        self,
+        name: str,
+        value: Tensor,
+        shape: tuple[int | str, ...],
+        scale_name: str,
+        scale: Tensor | None,
+        scale_shape: tuple[int | str, ...],
+    ) -> Tensor:
+        """Checks a tensor that is float8_e4m3fn exactly where it has a scale, and the scale.
+
+        Args:
+            name, value, shape: as of :meth:`tensor`.
+            scale_name, scale, scale_shape: likewise, float32; None for a tensor without.
+        """
+        self.tensor(name, value, shape, (*FLOATS, *F8))
+        self.require(
+            (value.dtype in F8) == (scale is not None),
+            f"argument '{scale_name}'",
+            expected=f"a scale where '{name}' is float8_e4m3fn, and only there",
+            got=f"'{name}' of {_names((value.dtype,))}, {'no' if scale is None else 'a'} scale",
+        )
+        if scale is not None:
+            self.tensor(scale_name, scale, scale_shape, F32)
+        return value
+
+    def operands(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        x_scale: Tensor | None,
+        weight_scale: Tensor | None,
+        weight_shape: tuple[int | str, ...] = ("N", "K"),
+    ) -> None:
+        """Checks the operands of x W^T; the weight, or both, may be quantised."""
+        self.quantised("x", x, ("M", "K"), "x_scale", x_scale, (1,))
+        self.weight(weight, x_scale, weight_scale, weight_shape)
+
+    def weight(
+        self,
+        weight: Tensor,
+        x_scale: Tensor | None,
+        weight_scale: Tensor | None,
+        shape: tuple[int | str, ...],
+    ) -> None:
+        """Checks a weight [N, K], quantised with a scale a row where its input has a scale."""
+        if x_scale is not None:
+            self.tensor("x_scale", x_scale, (1,), F32)
+        self.quantised("weight", weight, shape, "weight_scale", weight_scale, shape[:1])
+        self.require(
+            x_scale is None or weight_scale is not None,
+            "argument 'weight'",
+            expected="float8_e4m3fn where 'x' is quantised",
+            got=_names((weight.dtype,)),
+        )
 
     def require(self, holds: bool, what: str, *, expected: object, got: object) -> None:
         """Raises ContractError unless ``holds``; for what a shape letter cannot say."""

@@ -7,14 +7,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .check import ArgCheck
+from .e4m3 import given, store
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .maths import geglu
 from .op import Lane, Op
 
 
-def geglu_linear_ref(x: Tensor, weight: Tensor, out: Tensor) -> None:
+def geglu_linear_ref(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
     """float32 accumulation and activation, one rounding into ``out``."""
-    out.copy_(geglu(x, weight))
+    store(geglu(x, weight, x_scale, weight_scale), out, out_scale)
 
 
 def geglu_rows_launch(launcher: Launcher, merged: Tensor, out: Tensor) -> None:
@@ -92,10 +101,26 @@ def fused_geglu_launch(
     )
 
 
-GEGLU_LINEAR = Op("geglu_linear", geglu_linear_ref, geglu_linear_launch)
+def geglu_linear_operands(
+    x: Tensor, weight: Tensor, out: Tensor, **_scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and input, as :class:`Op` has them."""
+    return weight, x
 
 
-def geglu_linear(lane: Lane, x: Tensor, weight: Tensor, out: Tensor) -> None:
+GEGLU_LINEAR = Op("geglu_linear", geglu_linear_ref, geglu_linear_launch, geglu_linear_operands)
+
+
+def geglu_linear(
+    lane: Lane,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
     """First half of a GeGLU feed-forward block.
 
     Args:
@@ -104,13 +129,16 @@ def geglu_linear(lane: Lane, x: Tensor, weight: Tensor, out: Tensor) -> None:
         weight: [2F, K] float; row 2i is gate row i, row 2i + 1 is up row i, so a tensor-core
             accumulator pair holds both numbers that one output needs.
         out: [M, F] float, apart from ``x``.
+        x_scale: [1] float32, of a float8_e4m3fn ``x``.
+        weight_scale: [2F] float32, of a float8_e4m3fn ``weight``: a row's.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
     check = ArgCheck("geglu_linear")
-    check.tensor("x", x, ("M", "K"))
-    check.tensor("out", out, ("M", "F"))
-    check.tensor("weight", weight, (2 * check.sizes["F"], "K"))
+    check.quantised("out", out, ("M", "F"), "out_scale", out_scale, (1,))
+    check.operands(x, weight, x_scale, weight_scale, (2 * check.sizes["F"], "K"))
     check.apart("out", out, "x", x)
-    lane.issue(GEGLU_LINEAR, x, weight, out)
+    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    lane.issue(GEGLU_LINEAR, x, weight, out, **scales)

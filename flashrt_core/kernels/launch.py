@@ -6,7 +6,7 @@ reference; tensors are views of the device's buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .e4m3 import E4M3
+from .op import Op
 
 Size = int | tuple[int, ...]
 
@@ -101,6 +103,17 @@ class Launcher(Protocol):
 
     def workspace(self, *shape: int) -> Tensor:
         """bf16 scratch memory that the next call of this method hands out again."""
+
+
+def refuse_low_bit(op: Op, args: Iterable[Any]) -> None:
+    """ContractError when a tensor is quantised and the op's launcher takes none such yet."""
+    if not op.low_bit and any(isinstance(a, Tensor) and a.dtype is E4M3 for a in args):
+        raise ContractError(
+            f"op {op.name!r} on device 'cuda'",
+            expected="bfloat16 arguments",
+            got="float8_e4m3fn, for which it has no kernel yet",
+            remedy="set precision to 'bf16', or device to 'cpu'",
+        )
 
 
 def require_bf16(op: str, **tensors: Tensor | None) -> None:

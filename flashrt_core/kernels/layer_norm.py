@@ -6,13 +6,22 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .check import F32, ArgCheck
+from .e4m3 import given, store
 from .launch import Launcher, require_bf16, row_threads, stream_suffix
 from .op import Lane, Op
 
 
-def layer_norm_ref(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps: float) -> None:
+def layer_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    out_scale: Tensor | None = None,
+) -> None:
     """float32 throughout, one rounding into ``out``."""
-    out.copy_(F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps))
+    store(F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps), out, out_scale)
 
 
 def layer_norm_launch(
@@ -32,7 +41,14 @@ LAYER_NORM = Op("layer_norm", layer_norm_ref, layer_norm_launch)
 
 
 def layer_norm(
-    lane: Lane, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps: float
+    lane: Lane,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    out_scale: Tensor | None = None,
 ) -> None:
     """Normalises each row.
 
@@ -43,6 +59,7 @@ def layer_norm(
         bias: [D] float32 offset.
         out: [M, D] float; may be ``x``.
         eps: added to the (biased) variance.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -51,5 +68,5 @@ def layer_norm(
     check.tensor("x", x, ("M", "D"))
     check.tensor("weight", weight, ("D",), F32)
     check.tensor("bias", bias, ("D",), F32)
-    check.tensor("out", out, ("M", "D"))
-    lane.issue(LAYER_NORM, x, weight, bias, out, eps=eps)
+    check.quantised("out", out, ("M", "D"), "out_scale", out_scale, (1,))
+    lane.issue(LAYER_NORM, x, weight, bias, out, eps=eps, **given(out_scale=out_scale))

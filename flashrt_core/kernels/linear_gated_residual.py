@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .e4m3 import given
 from .launch import Launcher, require_bf16, row_threads
 from .maths import matmul
 from .op import Lane, Op
@@ -35,9 +36,17 @@ _PLANS = (
 )
 
 
-def linear_gated_residual_ref(x: Tensor, weight: Tensor, gate: Tensor, out: Tensor) -> None:
+def linear_gated_residual_ref(
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    *,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+) -> None:
     """float32 accumulation, one rounding into ``out``."""
-    out.copy_(torch.addcmul(out.float(), matmul(x, weight), gate))
+    out.copy_(torch.addcmul(out.float(), matmul(x, weight, x_scale, weight_scale), gate))
 
 
 def linear_gated_residual_launch(
@@ -58,12 +67,31 @@ def linear_gated_residual_launch(
     launcher.launch("gated_residual_bf16", rows, threads, args)
 
 
+def linear_gated_residual_operands(
+    x: Tensor, weight: Tensor, gate: Tensor, out: Tensor, **_scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and input, as :class:`Op` has them."""
+    return weight, x
+
+
 LINEAR_GATED_RESIDUAL = Op(
-    "linear_gated_residual", linear_gated_residual_ref, linear_gated_residual_launch
+    "linear_gated_residual",
+    linear_gated_residual_ref,
+    linear_gated_residual_launch,
+    linear_gated_residual_operands,
 )
 
 
-def linear_gated_residual(lane: Lane, x: Tensor, weight: Tensor, gate: Tensor, out: Tensor) -> None:
+def linear_gated_residual(
+    lane: Lane,
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    *,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+) -> None:
     """out = out + gate * (x W^T), in place.
 
     Args:
@@ -72,14 +100,16 @@ def linear_gated_residual(lane: Lane, x: Tensor, weight: Tensor, gate: Tensor, o
         weight: [N, K] float.
         gate: [N] float32, one row of the step table.
         out: [M, N] float, the residual stream; apart from ``x``.
+        x_scale: [1] float32, of a float8_e4m3fn ``x``.
+        weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
     check = ArgCheck("linear_gated_residual")
-    check.tensor("x", x, ("M", "K"))
-    check.tensor("weight", weight, ("N", "K"))
+    check.operands(x, weight, x_scale, weight_scale)
     check.tensor("gate", gate, ("N",), F32)
     check.tensor("out", out, ("M", "N"))
     check.apart("out", out, "x", x)
-    lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out)
+    scales = given(x_scale=x_scale, weight_scale=weight_scale)
+    lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from .e4m3 import E4M3, quantise, rescaled
+
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, in float32."""
@@ -18,21 +20,35 @@ def ada_rms_normalise(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Te
     return torch.addcmul(normal, normal, scale).add_(shift)
 
 
-def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x [M, K] times weight [N, K] transposed, float32 accumulation and result."""
-    return F.linear(x.float(), weight.float())
+def matmul(
+    x: Tensor, weight: Tensor, x_scale: Tensor | None = None, weight_scale: Tensor | None = None
+) -> Tensor:
+    """x [M, K] times weight [N, K] transposed, float32 accumulation and result.
+
+    With scales the product is of the stored numbers, and multiplied by them at the end; a wide
+    ``x`` with ``x_scale`` is quantised first.
+    """
+    if x_scale is not None and x.dtype is not E4M3:
+        x = quantise(x, x_scale)
+    return rescaled(F.linear(x.float(), weight.float()), x_scale, weight_scale)
 
 
-def geglu(x: Tensor, weight: Tensor) -> Tensor:
+def geglu(
+    x: Tensor, weight: Tensor, x_scale: Tensor | None = None, weight_scale: Tensor | None = None
+) -> Tensor:
     """gelu_tanh(x Wg^T) * (x Wu^T) -> [M, F] float32.
 
     Args:
         x: [M, K] float.
         weight: [2F, K] float, gate rows at even indices and up rows at odd ones.
+        x_scale, weight_scale: [1] and [2F] as in :func:`matmul`.
     """
+    gate_scale, up_scale = (
+        None if weight_scale is None else weight_scale[first::2] for first in (0, 1)
+    )
     # Two products over every other row: the halves come out contiguous, which gelu needs for speed.
-    gate = F.gelu(matmul(x, weight[0::2]), approximate="tanh")
-    return gate.mul_(matmul(x, weight[1::2]))
+    gate = F.gelu(matmul(x, weight[0::2], x_scale, gate_scale), approximate="tanh")
+    return gate.mul_(matmul(x, weight[1::2], x_scale, up_scale))
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:

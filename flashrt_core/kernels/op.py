@@ -20,11 +20,16 @@ class Op:
         name: named for the maths, never for a model or a chip.
         reference: torch implementation; accumulates in float32, rounds once to ``out``'s dtype.
         launch: CUDA launcher with the same arguments behind a stream; None where there is none.
+        operands: the weight and the input of its dense product, from the same arguments, as the
+            product reads them; None where it holds none.
+        low_bit: whether ``launch`` takes quantised arguments.
     """
 
     name: str
     reference: Callable[..., None]
     launch: Callable[..., None] | None = None
+    operands: Callable[..., tuple[Any, Any]] | None = None
+    low_bit: bool = False
 
 
 class Lane(Protocol):

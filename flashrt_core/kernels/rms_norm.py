@@ -5,14 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .e4m3 import given, store
 from .launch import Launcher, require_bf16, row_threads, stream_suffix
 from .maths import rms_normalise
 from .op import Lane, Op
 
 
-def rms_norm_ref(x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
+def rms_norm_ref(
+    x: Tensor, weight: Tensor, out: Tensor, *, eps: float, out_scale: Tensor | None = None
+) -> None:
     """float32 throughout, one rounding into ``out``."""
-    out.copy_(rms_normalise(x, eps).mul_(1.0 + weight))
+    store(rms_normalise(x, eps).mul_(1.0 + weight), out, out_scale)
 
 
 def rms_norm_launch(
@@ -31,7 +34,15 @@ def rms_norm_launch(
 RMS_NORM = Op("rms_norm", rms_norm_ref, rms_norm_launch)
 
 
-def rms_norm(lane: Lane, x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
+def rms_norm(
+    lane: Lane,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    out_scale: Tensor | None = None,
+) -> None:
     """Normalises each row.
 
     Args:
@@ -40,6 +51,7 @@ def rms_norm(lane: Lane, x: Tensor, weight: Tensor, out: Tensor, *, eps: float) 
         weight: [D] float32; the gain is 1 + weight.
         out: [M, D] float; may be ``x``.
         eps: added to the mean square.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -47,5 +59,5 @@ def rms_norm(lane: Lane, x: Tensor, weight: Tensor, out: Tensor, *, eps: float) 
     check = ArgCheck("rms_norm")
     check.tensor("x", x, ("M", "D"))
     check.tensor("weight", weight, ("D",), F32)
-    check.tensor("out", out, ("M", "D"))
-    lane.issue(RMS_NORM, x, weight, out, eps=eps)
+    check.quantised("out", out, ("M", "D"), "out_scale", out_scale, (1,))
+    lane.issue(RMS_NORM, x, weight, out, eps=eps, **given(out_scale=out_scale))

@@ -17,7 +17,7 @@ from flashrt_core.kernels import (
 )
 from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.geglu_linear import choose_tile, geglu_linear
-from flashrt_core.kernels.launch import TensorMap
+from flashrt_core.kernels.launch import TensorMap, refuse_low_bit
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.rms_norm import rms_norm
 from flashrt_core.policies.pi05 import POLICY
@@ -32,6 +32,7 @@ class Lane:
 
     def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
         assert op.launch is not None, f"op {op.name} has no CUDA launcher"
+        refuse_low_bit(op, (*args, *kwargs.values()))
         op.launch(self._launcher, *args, **kwargs)
 
 

@@ -1,0 +1,57 @@
+"""E4M3: what every low-bit reference does to a number, and how weights come to their scales.
+
+A quantised tensor holds q = rne(clamp(x / scale, +-448)) as float8_e4m3fn: 3 bits behind the
+leading one, full precision down to 2^-6, then even steps of 2^-9.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MAX = 448.0
+
+
+def quantise(x: Tensor, scale: Tensor) -> Tensor:
+    """x / scale, saturated and rounded once to E4M3; NaN stays.
+
+    Args:
+        x: float.
+        scale: float32, > 0, of a shape that broadcasts with ``x``.
+    """
+    return (x.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3)
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights with one scale a row: E4M3 [N, K] and float32 [N]; the largest becomes 448.
+
+    A row of zeros has the scale 1.
+    """
+    weight = weight.float()
+    scale = weight.abs().amax(dim=1) / E4M3_MAX
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return quantise(weight, scale[:, None]), scale
+
+
+def store(value: Tensor, out: Tensor, scale: Tensor | None) -> None:
+    """Writes float32 ``value`` to ``out`` with one rounding: through ``scale`` where it has one."""
+    out.copy_(value if scale is None else quantise(value, scale))
+
+
+def rescaled(product: Tensor, x_scale: Tensor | None, weight_scale: Tensor | None) -> Tensor:
+    """A float32 product of quantised operands [M, N] times their scales, in place.
+
+    Args:
+        product: of the stored numbers.
+        x_scale: [1], None for an input that is not quantised.
+        weight_scale: [N], likewise.
+    """
+    if weight_scale is None:
+        return product
+    return product.mul_(weight_scale if x_scale is None else x_scale * weight_scale)
+
+
+def given(**scales: Tensor | None) -> dict[str, Tensor]:
+    """Those of an op's scales that there are: an op without any is issued as it always was."""
+    return {name: scale for name, scale in scales.items() if scale is not None}
