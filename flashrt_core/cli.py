@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cli_bench import bench_command
+from .cli_calibrate import calibrate_command
 from .cli_options import (
     DEFAULT_CHECKPOINT,
     DEFAULT_VIEWS,
@@ -28,6 +29,7 @@ from .cli_options import (
     PolicyName,
     Precision,
     Preset,
+    Scales,
     Size,
     Stats,
     Tokenizer,
@@ -55,6 +57,7 @@ app = typer.Typer(
 
 app.command("qualify")(qualify_command)
 app.command("bench")(bench_command)
+app.command("calibrate")(calibrate_command)
 
 
 @app.command()
@@ -64,6 +67,7 @@ def inspect(
     preset: Preset = "",
     device: DeviceName = LoadOptions.device,
     precision: Precision = LoadOptions.precision,
+    calibration: Scales = None,
     numerics: Numerics = "",
     views: Views = DEFAULT_VIEWS,
     state_dim: Dims = None,
@@ -82,6 +86,7 @@ def inspect(
         preset=preset,
         device=device,
         precision=precision,
+        calibration=calibration,
         numerics=numerics,
         views=views,
         state_dim=state_dim,

@@ -3,48 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
-from .checkpoint import Progress as Told
 from .cli_options import (
     DEFAULT_CHECKPOINT,
     DEFAULT_VIEWS,
     AsJson,
+    Buckets,
     Checkpoint,
     DeviceName,
     Dims,
     InPrompt,
     Numerics,
     PolicyName,
-    Precision,
     Preset,
+    Scales,
     Size,
     Stats,
+    Threads,
     Tokenizer,
     Views,
     option,
-    plan_options,
+    plan_of,
 )
-from .load import LoadOptions, configuration, load, qualifier
-from .qualification import Error, Gates, Report, gates_for, made_up_observations, qualify
+from .cli_progress import progress_bars
+from .load import LoadOptions, calibration_of, configuration, load, precision_of, qualifier
+from .observations import Sample, made_up_observations, read_observations
+from .policies.base import Processor
+from .qualification import Error, Gates, Report, gates_for, qualify
 from .terminal import terminal_or_file
 
 FAILED = 1  # exit status when a gate fails
 
-Decisions = Annotated[int, option("Observations to compare on.", 1)]
-Seed = Annotated[int, option("Seed of the observations.", 0)]
+Plans = Annotated[str, option("Precision plans, separated by commas: bf16,fp8.")]
+Decisions = Annotated[int, option("Made-up observations to compare on.", 1)]
+Noises = Annotated[int, option("Decisions an observation, each with other noise.", 1)]
+Npz = Annotated[Path | None, option("File of observations to compare on instead.")]
+Seed = Annotated[int, option("Seed of the made-up observations.", 0)]
 Place = Annotated[str, option("Where torch computes the reference: cpu or cuda.")]
 Limit = Annotated[float | None, option("Gate, instead of the precision plan's.")]
-Threads = Annotated[int, option("torch threads; 0: its own choice.", 0)]
+Figure = Annotated[Path | None, option("PNG file.")]
 
 
 def qualify_command(
@@ -52,7 +58,8 @@ def qualify_command(
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     preset: Preset = "",
     device: DeviceName = LoadOptions.device,
-    precision: Precision = LoadOptions.precision,
+    precision: Plans = LoadOptions.precision,
+    calibration: Scales = None,
     numerics: Numerics = "",
     views: Views = DEFAULT_VIEWS,
     state_dim: Dims = None,
@@ -62,95 +69,96 @@ def qualify_command(
     state_in_prompt: InPrompt = True,
     horizon: Size = None,
     steps: Size = None,
+    prompt_buckets: Buckets = "",
     decisions: Decisions = 2,
+    noises: Noises = 1,
+    npz: Npz = None,
     seed: Seed = 0,
     reference_device: Place = "cpu",
+    mean_cosine: Limit = None,
     min_cosine: Limit = None,
     max_error: Limit = None,
     max_stage_error: Limit = None,
     threads: Threads = 0,
+    figure: Figure = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a pipeline with its float32 reference, stage by stage and joint by joint.
 
-    Observations are made up; exit status 1 when a gate fails.
+    Observations are made up, or those of a file; exit status 1 when a gate fails.
     """
-    gates = gates_for(
-        precision, min_cosine=min_cosine, max_error=max_error, max_stage_error=max_stage_error
-    )
-    options = plan_options(
-        policy=policy,
-        preset=preset,
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
-        numerics=numerics,
-        views=views,
-        state_dim=state_dim,
-        action_dim=action_dim,
-        norm_stats=norm_stats,
-        tokenizer=tokenizer,
-        state_in_prompt=state_in_prompt,
-        horizon=horizon,
-        steps=steps,
-        threads=threads,
-    )
-    report = compare(options, gates, decisions, seed, reference_device)
-    if as_json:
-        print(json.dumps(about(options) | report.as_dict(), indent=2))
-    else:
-        render(report, terminal_or_file(), f"{policy}, {checkpoint}, {precision}, on {device}")
-    if not report.passed:
+    limits = {
+        "mean_cosine": mean_cosine,
+        "min_cosine": min_cosine,
+        "max_error": max_error,
+        "max_stage_error": max_stage_error,
+    }
+    whole = plan_of(locals())
+    plans = [replace(whole, precision=name.strip()) for name in precision.split(",")]
+    gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
+
+    def samples(processor: Processor) -> Iterable[Sample]:
+        if npz is not None:
+            return read_observations(npz, processor.views)
+        return made_up_observations(processor.views, processor.state_dim, decisions, seed)
+
+    reports = [
+        compare(plan, limit, samples, noises, reference_device)
+        for plan, limit in zip(plans, gates, strict=True)
+    ]
+    found = [about(p) | r.as_dict() for p, r in zip(plans, reports, strict=True)]
+    show(found, reports, as_json=as_json, figure=figure)
+    if not all(report.passed for report in reports):
         raise typer.Exit(FAILED)
 
 
+def show(
+    found: list[dict[str, Any]], reports: list[Report], *, as_json: bool, figure: Path | None
+) -> None:
+    """Tables or JSON of every plan, and the figure where one was asked for."""
+    if as_json:
+        print(json.dumps(found[0] if len(found) == 1 else {"plans": found}, indent=2))
+    else:
+        for plan, report in zip(found, reports, strict=True):
+            names = ("policy", "checkpoint", "plan", "device")
+            render(report, terminal_or_file(), "{}, {}, {}, on {}".format(*map(plan.get, names)))
+    if figure is not None:
+        from .fidelity_figure import draw_fidelity
+
+        draw_fidelity(found, figure)
+
+
 def compare(
-    options: LoadOptions, gates: Gates, decisions: int, seed: int, reference_device: str
+    options: LoadOptions,
+    gates: Gates,
+    samples: Callable[[Processor], Iterable[Sample]],
+    noises: int,
+    reference_device: str,
 ) -> Report:
-    """Load the pipeline and its reference, and compare them on made-up observations."""
+    """Load the pipeline and its reference, and compare them on observations."""
     options = replace(options, max_sessions=1, capsule_slots=0)
-    with progress_bars() as (told, decided):
+    with progress_bars(f"compared, {options.precision}") as (told, decided):
         session = load(options, told)
         try:
             return qualify(
                 session,
                 qualifier(options, reference_device),
                 gates,
-                made_up_observations(
-                    session.processor.views, session.processor.state_dim, decisions, seed
-                ),
-                lambda done: decided(done, decisions),
+                samples(session.processor),
+                decided,
+                noises=noises,
+                calibration=calibration_of(options, session),
             )
         finally:
             session.engine.close()
 
 
-@contextmanager
-def progress_bars() -> Iterator[tuple[Told, Any]]:
-    """Bars on stderr, where it is a terminal, for reading a checkpoint; a line a decision."""
-    bytes_ = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn())
-    console = Console(stderr=True)
-    quiet = not console.is_terminal
-    with Progress(*bytes_, console=console, transient=True, disable=quiet) as bars:
-        tasks: dict[str, Any] = {}
-
-        def told(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bars.add_task(step, total=total)
-            bars.update(tasks[step], completed=done)
-
-        def decided(done: int, total: int) -> None:
-            if not quiet:
-                console.print(f"decision {done} of {total} compared", style="dim")
-
-        yield told, decided
-
-
 def about(options: LoadOptions) -> dict[str, Any]:
     """What was qualified: the options, and what they come to with this checkpoint."""
-    names = ("policy", "preset", "checkpoint", "device", "precision", "views")
+    names = ("policy", "preset", "checkpoint", "device", "views")
     deployment, config = configuration(options)
     return {name: getattr(options, name) for name in names} | {
+        "plan": options.precision,
         "origin": deployment.origin,
         "config": asdict(config),
     }
@@ -172,12 +180,13 @@ def render(report: Report, console: Console, title: str) -> None:
     console.print(stages, joints, gates)
 
 
-_COLUMNS = ("largest", "rms", "relative", "least cosine")
+_COLUMNS = ("largest", "rms", "relative", "mean cosine", "least cosine")
 
 
 def _cells(error: Error) -> list[str]:
     values = asdict(error)
     return [
         *(f"{values[name]:.3g}" for name in ("max_abs", "rms", "relative")),
+        f"{error.mean_cosine:.7f}",
         f"{error.min_cosine:.7f}",
     ]

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from .calibration import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
@@ -18,6 +20,7 @@ from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
+from .precision import Precision
 from .session import Session
 from .weights import TensorSource, checkpoint_path, open_weights
 
@@ -33,7 +36,9 @@ class LoadOptions:
             checkpoint folder (or its weights file alone). In every path ``~`` stands for the home
             folder.
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
-        precision: precision plan, ``fp32`` or ``bf16``.
+        precision: precision plan: ``fp32``, ``bf16``, ``fp8``, or a YAML file (docs/numerics.md).
+        calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
+            looks where that command puts it. Other plans do not read it.
         views: cameras in use, a subset of the policy's slots.
         state_dim: numbers in the robot's state; None: what the checkpoint was trained with, and 7
             where it does not say.
@@ -63,6 +68,7 @@ class LoadOptions:
     checkpoint: str | Path = "random:0"
     device: str = "cpu"
     precision: str = "fp32"
+    calibration: str | Path | None = None
     views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
     state_dim: int | None = None
     action_dim: int | None = None
@@ -112,6 +118,7 @@ class _Choice:
     config: Any
     views: tuple[str, ...]
     shapes: tuple[ShapeKey, ...]
+    precision: Precision
     contract: Contract
     norm_stats: Path | None
 
@@ -163,12 +170,20 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
     policy, config = choice.policy, choice.config
     processor = _processor(options, choice)
     source = open_weights(options.checkpoint, policy.tensors(config), progress)
+    identity = _identity(choice, device, source, processor)
+    calibration = _calibration(options, choice, identity, processor)
+
+    def pack(buffers: dict[str, Tensor]) -> None:
+        policy.pack(config, source, buffers)
+        if calibration is not None:
+            calibration.fill(policy.sites, buffers)
+
     return Plan(
         contract=choice.contract,
-        fingerprint=_identity(options, choice, device, source, processor),
+        fingerprint=identity if calibration is None else _calibrated(identity, calibration),
         processor=processor,
         body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
-        pack=lambda buffers: policy.pack(config, source, buffers),
+        pack=pack,
     )
 
 
@@ -185,6 +200,7 @@ def describe(options: LoadOptions) -> Description:
 
     Options that only the host-side transforms refuse (a tokenizer that a trained network needs,
     say) are no error here but ``missing``: whoever looks at a checkpoint wants to learn of them.
+    So is a calibration that the plan lacks.
     """
     choice = _choose(options)
     device = open_device(options.device)
@@ -198,7 +214,13 @@ def describe(options: LoadOptions) -> Description:
             missing = error
         else:
             transforms = processor.identity
-            identity = _identity(options, choice, device, source, processor)
+            identity = _identity(choice, device, source, processor)
+            try:
+                calibration = _calibration(options, choice, identity, processor)
+            except OptionError as error:
+                identity, missing = None, error
+            else:
+                identity = identity if calibration is None else _calibrated(identity, calibration)
         return Description(
             choice.contract, choice.deployment, choice.config, transforms, identity, missing
         )
@@ -213,6 +235,34 @@ def configuration(options: LoadOptions) -> tuple[Deployment, Any]:
     """
     choice = _choose(options)
     return choice.deployment, choice.config
+
+
+def precision_of(options: LoadOptions) -> Precision:
+    """The precision plan that the options name; OptionError when there is no such plan."""
+    return find_policy(options.policy).precision(options.precision)
+
+
+def calibration_of(options: LoadOptions, session: Session) -> Calibration | None:
+    """The calibration of a plan that was loaded with ``options``; None where it needs none."""
+    return _calibration(options, _choose(options), session.fingerprint, session.processor)
+
+
+def calibrate_command(options: LoadOptions) -> str:
+    """The command that makes the calibration of a plan."""
+    words = ["flashrt calibrate", options.policy, f"--checkpoint {options.checkpoint}"]
+    plain = LoadOptions()
+    names = ("preset", "precision", "horizon", "steps", "numerics", "state_dim", "norm_stats")
+    for name in (*names, "tokenizer"):
+        value = getattr(options, name)
+        if value != getattr(plain, name):
+            words.append(f"--{name.replace('_', '-')} {value}")
+    if options.extra.get("state_in_prompt") is False:
+        words.append("--no-state-in-prompt")
+    if options.prompt_buckets:
+        words.append(f"--prompt-buckets {','.join(map(str, options.prompt_buckets))}")
+    if options.views != plain.views:
+        words.append(f"--views {','.join(options.views)}")
+    return " ".join([*words, "--npz FILE"])
 
 
 def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
@@ -255,8 +305,20 @@ def _processor(options: LoadOptions, choice: _Choice) -> Processor:
     )
 
 
+def _calibration(
+    options: LoadOptions, choice: _Choice, identity: Fingerprint, processor: Processor
+) -> Calibration | None:
+    if not choice.precision.calibrated:
+        return None
+    key = key_of(identity, choice.precision, processor.encoding)
+    return find_calibration(options.calibration, key, choice.precision, calibrate_command(options))
+
+
+def _calibrated(identity: Fingerprint, calibration: Calibration) -> Fingerprint:
+    return Fingerprint({**identity.parts, "calibration": calibration.digest})
+
+
 def _identity(
-    options: LoadOptions,
     choice: _Choice,
     device: Device,
     source: TensorSource,
@@ -265,7 +327,7 @@ def _identity(
     return fingerprint(
         choice.contract,
         config=choice.config,
-        precision=options.precision,
+        precision=str(choice.precision),
         weights=source.digest,
         arch=device.arch,
         library=device.library,
@@ -298,13 +360,15 @@ def _choose(options: LoadOptions) -> _Choice:
     overrides = {**deployment.overrides, **given, **options.extra}
     config = policy.config(options.preset, **overrides)
     shapes = policy.shapes(config, len(views))
+    precision = policy.precision(options.precision)
     return _Choice(
         policy,
         deployment,
         config,
         views,
         shapes,
-        policy.contract(config, shapes, views, options.precision),
+        precision,
+        policy.contract(config, shapes, views, precision),
         norm_stats,
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..contract import Contract, ShapeKey
 from ..images import Frame
 from ..kernels.op import Lane
+from ..precision import Precision, Site
 from ..weights import TensorSource, TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -95,6 +96,10 @@ class Processor(Protocol):
     relative: tuple[int, ...]
     identity: Mapping[str, str]
 
+    @property
+    def encoding(self) -> Mapping[str, str]:
+        """The parts of ``identity`` that :meth:`encode` depends on: what the network reads."""
+
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or cannot fit the largest bucket."""
 
@@ -144,6 +149,7 @@ class Policy(Protocol):
     name: str
     presets: tuple[str, ...]
     slots: tuple[str, ...]  # camera names it knows, in order
+    sites: Mapping[str, Site]  # its dense products
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
         """What a checkpoint says beside its weights; None for random ones.
@@ -154,13 +160,20 @@ class Policy(Protocol):
     def config(self, preset: str, **overrides: Any) -> Any:
         """A frozen dataclass of sizes; OptionError on an unknown preset, name or bad value."""
 
+    def precision(self, value: str | Path) -> Precision:
+        """The plan of a preset's name or of a YAML file; OptionError on anything else."""
+
     def shapes(self, config: Any, views: int) -> tuple[ShapeKey, ...]:
         """The shapes to capture, one a prompt bucket."""
 
     def contract(
-        self, config: Any, shapes: tuple[ShapeKey, ...], views: tuple[str, ...], precision: str
+        self,
+        config: Any,
+        shapes: tuple[ShapeKey, ...],
+        views: tuple[str, ...],
+        precision: str | Precision,
     ) -> Contract:
-        """The execution contract; OptionError on an unknown precision."""
+        """The execution contract; OptionError on an unknown precision plan."""
 
     def tensors(self, config: Any) -> dict[str, TensorSpec]:
         """Checkpoint tensor names, shapes and the statistics of a random stand-in."""

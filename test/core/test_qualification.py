@@ -11,13 +11,13 @@ import torch
 
 from flashrt_core.errors import InputError, OptionError
 from flashrt_core.load import LoadOptions, load, qualifier
+from flashrt_core.observations import made_up_observations
 from flashrt_core.policies.base import Product
 from flashrt_core.qualification import (
     Gates,
     Report,
     error_of,
     gates_for,
-    made_up_observations,
     qualify,
 )
 from flashrt_core.session import Session
@@ -30,11 +30,15 @@ def open_session(options: LoadOptions = OPTIONS) -> Session:
 
 
 def run(
-    session: Session, options: LoadOptions = OPTIONS, gates: Gates | None = None, count: int = 2
+    session: Session,
+    options: LoadOptions = OPTIONS,
+    gates: Gates | None = None,
+    count: int = 2,
+    noises: int = 1,
 ) -> Report:
     observations = made_up_observations(session.processor.views, session.processor.state_dim, count)
     limits = gates or gates_for(options.precision)
-    return qualify(session, qualifier(options), limits, observations)
+    return qualify(session, qualifier(options), limits, observations, noises=noises)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -79,10 +83,11 @@ def test_a_fault_is_seen_in_its_stage(buffer: str, stages: set[str]) -> None:
 
 def test_each_gate_can_fail() -> None:
     session = open_session()
-    passing = Gates(min_cosine=0.5, max_error=1.0, max_stage_error=1.0)
+    passing = Gates(mean_cosine=0.5, min_cosine=0.5, max_error=1.0, max_stage_error=1.0)
     assert run(session, gates=passing).passed
     for change, name in (
-        ({"min_cosine": 1.1}, "cosine of action rows"),
+        ({"mean_cosine": 1.1}, "mean cosine of action rows"),
+        ({"min_cosine": 1.1}, "least cosine of action rows"),
         ({"max_error": 0.0}, "largest action error"),
     ):
         report = run(session, gates=replace(passing, **change))
@@ -123,16 +128,30 @@ def test_errors_by_hand() -> None:
     assert error.max_abs == 2.0
     assert error.rms == pytest.approx((5 / 4) ** 0.5)
     assert error.relative == pytest.approx((5 / 26) ** 0.5)
-    assert error.min_cosine == 0.0
+    assert error.min_cosine == 0.0 and error.mean_cosine == 0.5
+    assert error.cosines["0"] == 0.0 and error.cosines["50"] == 0.5 and error.cosines["100"] == 1.0
+    assert error.errors["0"] == 0.0 and error.errors["100"] == 2.0
     assert error_of([product([[0, 0]], [[0, 0]])]).min_cosine == 1.0
     assert error_of([product([[1, 0]], [[0, 0]])]).min_cosine == 0.0
 
 
 def test_gates_of_unknown_plans() -> None:
-    with pytest.raises(OptionError, match="gates of precision 'fp8'.*or every limit"):
-        gates_for("fp8", min_cosine=0.9)
-    assert gates_for("fp8", min_cosine=0.9, max_error=1.0, max_stage_error=1.0).max_error == 1.0
+    with pytest.raises(OptionError, match="gates of precision 'int1'.*or every limit"):
+        gates_for("int1", min_cosine=0.9)
+    every = {"mean_cosine": 0.9, "min_cosine": 0.9, "max_error": 1.0, "max_stage_error": 1.0}
+    assert gates_for("int1", **every).max_error == 1.0
     assert gates_for("fp32", min_cosine=0.5).min_cosine == 0.5
+
+
+def test_more_noises_an_observation_are_more_decisions_of_it() -> None:
+    """The context is that of one noise; the actions are others."""
+    session = open_session()
+    one, three = run(session), run(session, noises=3)
+    assert (one.decisions, three.decisions) == (2, 6)
+    contexts = [name for name in one.stages if name.startswith("context")]
+    for name in contexts:
+        assert one.stages[name].rms == pytest.approx(three.stages[name].rms)
+    assert contexts and one.joints != three.joints and three.passed
 
 
 def test_nothing_to_compare() -> None:

@@ -58,7 +58,7 @@ def test_a_checkpoint_qualifies(
     arithmetic = {"openpi": "added", "lerobot": "guarded"}[origin]
     assert found["config"]["numerics"]["normalisation"] == arithmetic
     assert found["transforms"]["state"].startswith(f"{parity.STATS_DIM} numbers, range")
-    cosines = [gate for gate in found["gates"] if gate["name"] == "cosine of action rows"]
+    cosines = [gate for gate in found["gates"] if gate["name"] == "least cosine of action rows"]
     assert cosines[0]["found"] > (0.999999 if precision == "fp32" else 0.9999)
 
 

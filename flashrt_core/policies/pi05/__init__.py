@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...contract import Contract, ShapeKey
+from ...precision import Precision
 from ...weights import TensorSource, TensorSpec
 from ..base import Deployment, Policy, ProcessorOptions
 from .config import PRESETS, SLOTS, Pi05Config, make_config
@@ -16,6 +17,7 @@ from .contract import make_contract, make_shapes
 from .deployment import check_views, read_deployment
 from .preprocess import Pi05Processor
 from .qualifier import Pi05Qualifier
+from .sites import SITES, make_precision
 from .stages import Body, make_body
 from .weights import pack, tensors
 
@@ -28,6 +30,7 @@ class Pi05Policy:
     name = "pi05"
     presets = tuple(sorted(PRESETS))
     slots = SLOTS
+    sites = SITES
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
         """What an openpi or LeRobot checkpoint says beside its weights."""
@@ -36,6 +39,10 @@ class Pi05Policy:
     def config(self, preset: str, **overrides: Any) -> Pi05Config:
         """Sizes of a preset with single values replaced; OptionError on anything unknown."""
         return make_config(preset, **overrides)
+
+    def precision(self, value: str | Path) -> Precision:
+        """The plan of a name or a YAML file; OptionError otherwise."""
+        return make_precision(value)
 
     def shapes(self, config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
         """One shape a prompt bucket."""
@@ -46,9 +53,9 @@ class Pi05Policy:
         config: Pi05Config,
         shapes: tuple[ShapeKey, ...],
         views: tuple[str, ...],
-        precision: str,
+        precision: str | Precision,
     ) -> Contract:
-        """The execution contract; OptionError on an unknown precision."""
+        """The execution contract; OptionError on an unknown precision plan."""
         return make_contract(config, shapes, views, precision)
 
     def tensors(self, config: Pi05Config) -> dict[str, TensorSpec]:

@@ -7,7 +7,8 @@ from attention through ``prefix_length``, which lives on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ...contract import (
     BufferSpec,
@@ -22,11 +23,11 @@ from ...contract import (
     StageSpec,
     Update,
 )
-from ...errors import ContractError, OptionError
+from ...errors import ContractError
 from ...kernels.picture import FIELDS
+from ...precision import LOW_BIT, Format, Precision
 from .config import SLOTS, GemmaConfig, Pi05Config
-
-PRECISIONS = {"fp32": DType.F32, "bf16": DType.BF16}
+from .sites import SITES, make_precision
 
 
 def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
@@ -47,7 +48,10 @@ def picture_input(view: str) -> str:
 
 
 def make_contract(
-    config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[str, ...], precision: str
+    config: Pi05Config,
+    shapes: tuple[ShapeKey, ...],
+    views: tuple[str, ...],
+    precision: str | Precision,
 ) -> Contract:
     """Declares everything.
 
@@ -56,37 +60,23 @@ def make_contract(
         shapes: what will be captured; all of the config's horizon and steps, with ``len(views)``
             cameras.
         views: names of the cameras in use, in slot order; absent cameras take no rows at all.
-        precision: "fp32" or "bf16": format of weights, activations and the K/V cache. Norm
-            parameters, step tables, rotary rows and the sample itself are float32 in both.
+        precision: the plan, or its name: the format of every product's weights and input. Its
+            base is that of the K/V cache and of all other activations. Norm parameters, step
+            tables, rotary rows, scales and the sample itself are float32 in every plan.
 
     Raises:
-        OptionError: unknown precision.
+        OptionError: no such plan.
         ContractError: shapes or views that this configuration cannot run.
     """
-    if precision not in PRECISIONS:
-        raise OptionError(
-            "option 'precision'", expected=f"one of {sorted(PRECISIONS)}", got=repr(precision)
-        )
-    if not views or [slot for slot in SLOTS if slot in views] != list(views):
-        raise ContractError(
-            "views of policy 'pi05'", expected=f"in the order of {SLOTS}", got=views
-        )
-    for shape in shapes:
-        fixed = (shape.views, shape.horizon, shape.steps)
-        wanted = (len(views), config.horizon, config.steps)
-        if fixed != wanted or shape.prompt_tokens > config.max_prompt_tokens:
-            raise ContractError(
-                f"shape {shape}",
-                expected=f"{len(views)} views, at most {config.max_prompt_tokens} tokens, "
-                f"horizon {config.horizon}, {config.steps} steps",
-            )
+    plan = make_precision(precision)
+    _check_fit(config, shapes, views)
     rows = len(views) * config.view_tokens + max(shape.prompt_tokens for shape in shapes)
-    dtype = PRECISIONS[precision]
+    scratch = tuple(_scratch(config, plan, len(views), rows))
     buffers = (
-        *_static_buffers(config, dtype, rows),
+        *_quantised(_static_buffers(config, plan.wide, rows), plan),
         *_windows(config, views),
-        *_state(config, dtype, rows),
-        *_scratch(config, dtype, len(views), rows),
+        *_state(config, plan.wide, rows),
+        *scratch,
     )
     return Contract(
         policy="pi05",
@@ -103,9 +93,47 @@ def make_contract(
                 doc="action rows before un-normalisation; a robot uses the first columns",
             ),
         ),
-        stages=_stages(config, views),
+        stages=_stages(config, views, tuple(spec.name for spec in scratch)),
         regions={shape: _regions(config, buffers, shape) for shape in shapes},
     )
+
+
+def _check_fit(config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[str, ...]) -> None:
+    if not views or [slot for slot in SLOTS if slot in views] != list(views):
+        raise ContractError(
+            "views of policy 'pi05'", expected=f"in the order of {SLOTS}", got=views
+        )
+    for shape in shapes:
+        fixed = (shape.views, shape.horizon, shape.steps)
+        wanted = (len(views), config.horizon, config.steps)
+        if fixed != wanted or shape.prompt_tokens > config.max_prompt_tokens:
+            raise ContractError(
+                f"shape {shape}",
+                expected=f"{len(views)} views, at most {config.max_prompt_tokens} tokens, "
+                f"horizon {config.horizon}, {config.steps} steps",
+            )
+
+
+def _quantised(buffers: Iterable[BufferSpec], plan: Precision) -> Iterator[BufferSpec]:
+    """The same buffers, low-bit weights as their sites have them, with scales behind."""
+    by_weight = {site.weight: (name, site) for name, site in SITES.items()}
+    for spec in buffers:
+        name, site = by_weight.get(spec.name, ("", None))
+        if site is None or plan.sites[name] not in LOW_BIT:
+            yield spec
+            continue
+        yield replace(spec, dtype=DType.F8E4M3)
+        *layers, width, _ = spec.shape
+        scale = (site.weight_scale, (*layers, width), DType.F32, Role.STATIC)
+        yield BufferSpec(*scale, doc="of each row")
+        if plan.sites[name] is Format.FP8:
+            yield BufferSpec(
+                site.x_scale,
+                tuple(layers) or (1,),
+                DType.F32,
+                Role.STATIC,
+                doc="of its input, calibrated",
+            )
 
 
 def _static_buffers(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
@@ -191,30 +219,36 @@ def _state(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
     yield BufferSpec("prefix_length", (1,), DType.I32, Role.STATE, "prefix rows in use")
 
 
-def _scratch(config: Pi05Config, dtype: DType, views: int, rows: int) -> Iterator[BufferSpec]:
-    def scratch(name: str, *shape: int, dtype: DType = dtype) -> BufferSpec:
-        return BufferSpec(name, shape, dtype, Role.SCRATCH)
+def _scratch(config: Pi05Config, plan: Precision, views: int, rows: int) -> Iterator[BufferSpec]:
+    """Activations. One that products read has a buffer for every format that they read it in."""
+    readers = [(site, plan.sites[name]) for name, site in SITES.items()]
+
+    def scratch(name: str, *shape: int, dtype: DType = plan.wide) -> Iterator[BufferSpec]:
+        read = {site.source_of(form): form for site, form in readers if site.source == name}
+        for each, form in (read or {name: plan.base}).items():
+            stored = DType.F8E4M3 if form is Format.FP8 else dtype
+            yield BufferSpec(each, shape, stored, Role.SCRATCH)
 
     # A residual stream takes up to 54 additions: in bf16 their roundings are most of the error.
 
     vision, trunk, expert = config.vision, config.trunk, config.expert
     image_rows = views * config.view_tokens
-    yield scratch("vision_patches", image_rows, config.patch_dim)
-    yield scratch("vision_x", image_rows, vision.width, dtype=DType.F32)
-    yield scratch("vision_normal", image_rows, vision.width)
-    yield scratch("vision_qkv", image_rows, 3 * vision.width)
-    yield scratch("vision_mixed", image_rows, vision.width)
-    yield scratch("vision_hidden", image_rows, vision.ffn)
-    yield scratch("trunk_x", rows, trunk.width, dtype=DType.F32)
-    yield scratch("trunk_normal", rows, trunk.width)
-    yield scratch("trunk_qkv", rows, trunk.q_width + 2 * trunk.head_dim)
-    yield scratch("trunk_q", rows, trunk.q_width)
-    yield scratch("trunk_mixed", rows, trunk.q_width)
-    yield scratch("trunk_hidden", rows, trunk.ffn)
-    yield scratch("expert_x", config.horizon, expert.width)
-    yield scratch("expert_q", config.horizon, expert.q_width)
-    yield scratch("expert_mixed", config.horizon, expert.q_width)
-    yield scratch("expert_hidden", config.horizon, expert.ffn)
+    yield from scratch("vision_patches", image_rows, config.patch_dim)
+    yield from scratch("vision_x", image_rows, vision.width, dtype=DType.F32)
+    yield from scratch("vision_normal", image_rows, vision.width)
+    yield from scratch("vision_qkv", image_rows, 3 * vision.width)
+    yield from scratch("vision_mixed", image_rows, vision.width)
+    yield from scratch("vision_hidden", image_rows, vision.ffn)
+    yield from scratch("trunk_x", rows, trunk.width, dtype=DType.F32)
+    yield from scratch("trunk_normal", rows, trunk.width)
+    yield from scratch("trunk_qkv", rows, trunk.q_width + 2 * trunk.head_dim)
+    yield from scratch("trunk_q", rows, trunk.q_width)
+    yield from scratch("trunk_mixed", rows, trunk.q_width)
+    yield from scratch("trunk_hidden", rows, trunk.ffn)
+    yield from scratch("expert_x", config.horizon, expert.width)
+    yield from scratch("expert_q", config.horizon, expert.q_width)
+    yield from scratch("expert_mixed", config.horizon, expert.q_width)
+    yield from scratch("expert_hidden", config.horizon, expert.ffn)
 
 
 def _inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
@@ -279,12 +313,13 @@ def _inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]
     return (*images, *pictures, tokens, length, noise)
 
 
-def _stages(config: Pi05Config, views: tuple[str, ...]) -> tuple[StageSpec, ...]:
-    vision = tuple(
-        f"vision_{part}" for part in ("patches", "x", "normal", "qkv", "mixed", "hidden")
+def _stages(
+    config: Pi05Config, views: tuple[str, ...], scratch: tuple[str, ...]
+) -> tuple[StageSpec, ...]:
+    vision, trunk, expert = (
+        tuple(name for name in scratch if name.startswith(f"{group}_"))
+        for group in ("vision", "trunk", "expert")
     )
-    trunk = tuple(f"trunk_{part}" for part in ("x", "normal", "qkv", "q", "mixed", "hidden"))
-    expert = tuple(f"expert_{part}" for part in ("x", "q", "mixed", "hidden"))
     prompt = StageSpec(
         "prompt",
         reads=("prompt_tokens", "prompt_length"),

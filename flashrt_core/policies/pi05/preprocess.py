@@ -98,6 +98,11 @@ class Pi05Processor:
             "tokenizer": tokenizer.digest,
         }
 
+    @property
+    def encoding(self) -> Mapping[str, str]:
+        """The parts of ``identity`` that :meth:`encode` depends on."""
+        return {name: self.identity[name] for name in ("state", "tokenizer")}
+
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or, with the longest state, exceeds the last bucket."""
         self._prompts.check(text)

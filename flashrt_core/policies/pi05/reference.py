@@ -28,21 +28,26 @@ _MODEL = "paligemma_with_expert."
 
 
 @dataclass(frozen=True)
-class ReferenceResult:
-    """What one decision gives.
+class ReferenceContext:
+    """What one observation gives.
 
     Attributes:
-        actions: [H, A] after the last step, normalised.
         keys, values: [L, 3 T + P, d] of the whole padded prefix; keys are turned already.
         valid: [3 T + P] bool, rows that count.
         text: [P, D of the trunk] scaled embedding rows of the padded prompt.
     """
 
-    actions: Tensor
     keys: Tensor
     values: Tensor
     valid: Tensor
     text: Tensor
+
+
+@dataclass(frozen=True)
+class ReferenceResult(ReferenceContext):
+    """What one decision gives: a context and ``actions`` [H, A], normalised."""
+
+    actions: Tensor
 
 
 class Reference:
@@ -82,14 +87,25 @@ class Reference:
             tokens: token ids of the prompt, without padding.
             noise: [H, A] float32, the sample at time 1.
         """
+        context = self.context(images, tokens)
+        return self.finish(context, noise)
+
+    def finish(self, context: ReferenceContext, noise: np.ndarray[Any, Any]) -> ReferenceResult:
+        """The decision on a context, ``noise`` as for :meth:`decide`."""
+        actions = self.act(noise, context.keys, context.values, context.valid)
+        return ReferenceResult(**vars(context), actions=actions)
+
+    @torch.inference_mode()
+    def context(
+        self, images: Mapping[str, np.ndarray[Any, Any]], tokens: Sequence[int]
+    ) -> ReferenceContext:
+        """What decisions on an observation share; arguments as for :meth:`decide`."""
         with self.place:
             x, valid = self._prefix(images, tokens)
             positions = valid.cumsum(0) - 1
             keys, values = self._trunk(x, valid, positions)
-        actions = self.act(noise, keys, values, valid)
-        return ReferenceResult(
-            actions, keys, values, valid, x[valid.shape[0] - self.config.max_prompt_tokens :]
-        )
+        text = x[valid.shape[0] - self.config.max_prompt_tokens :]
+        return ReferenceContext(keys, values, valid, text)
 
     @torch.inference_mode()
     def act(

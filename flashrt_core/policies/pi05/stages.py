@@ -1,5 +1,8 @@
 """The stages of π0.5 over ops, written once for every device, precision and shape.
 
+A product's operands come from :func:`.sites.dense`, with the scales that the precision plan gives
+them; whoever writes a product's input writes it in that format, through ``out_scale``.
+
 A body runs once, at capture, with the buffers of the contract. It contains no decision that depends
 on data: what changes between decisions (images, prompt, its length, noise) is read from buffers
 when the ops run. Exact algebra used here: absent cameras and the prompt's padding take no part, the
@@ -34,6 +37,7 @@ from .config import SLOTS, Pi05Config
 from .contract import image_input, picture_input
 from .numerics import embedding_scale
 from .schedule import step_size
+from .sites import Dense, dense
 
 Buffers = Mapping[str, Tensor]
 Body = Callable[[Lane, Buffers], None]
@@ -93,12 +97,12 @@ def vision(
 ) -> None:
     """Image tower over all views at once; ``out`` [V T, D of the trunk]."""
     tokens = config.view_tokens
-    patches, x = buffers["vision_patches"], buffers["vision_x"]
+    patch, x = dense(buffers, "vision.patch"), buffers["vision_x"]
     for index, view in enumerate(views):
         image_patches(
             lane,
             buffers[image_input(view)],
-            patches[index * tokens : (index + 1) * tokens],
+            patch.source[index * tokens : (index + 1) * tokens],
             patch=config.patch,
             picture=buffers[picture_input(view)] if config.camera_bytes else None,
             size=config.image_size,
@@ -106,50 +110,71 @@ def vision(
         )
     linear(
         lane,
-        patches,
-        buffers["vision.patch_weight"],
+        patch.source,
+        patch.weight,
         buffers["vision.patch_bias"],
         x,
         residual=buffers["vision.position"],
+        **patch.scales,
     )
     for layer in range(config.vision.depth):
         vision_layer(lane, buffers, config, layer, len(views))
-    normal = buffers["vision_normal"]
+    last, bias = dense(buffers, "projector"), buffers["projector.bias"]
     gain, offset = buffers["vision.post_norm_weight"], buffers["vision.post_norm_bias"]
-    layer_norm(lane, x, gain, offset, normal, eps=config.eps)
-    linear(lane, normal, buffers["projector.weight"], buffers["projector.bias"], out)
+    layer_norm(lane, x, gain, offset, last.source, eps=config.eps, out_scale=last.x_scale)
+    linear(lane, last.source, last.weight, bias, out, **last.scales)
 
 
 def vision_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, views: int) -> None:
     """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
     heads, head_dim = config.vision.heads, config.vision.head_dim
-    x, normal = buffers["vision_x"], buffers["vision_normal"]
-    qkv, mixed, hidden = buffers["vision_qkv"], buffers["vision_mixed"], buffers["vision_hidden"]
+    x, merged = buffers["vision_x"], buffers["vision_qkv"]
+    qkv, out, fc1, fc2 = (
+        dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out", "fc1", "fc2")
+    )
 
-    def part(name: str) -> tuple[Tensor, Tensor]:
-        return buffers[f"vision.{name}_weight"][layer], buffers[f"vision.{name}_bias"][layer]
+    def norm(name: str, target: Dense) -> None:
+        gain, offset = (buffers[f"vision.{name}_{kind}"][layer] for kind in ("weight", "bias"))
+        scale = target.x_scale
+        layer_norm(lane, x, gain, offset, target.source, eps=config.eps, out_scale=scale)
 
-    layer_norm(lane, x, *part("norm1"), normal, eps=config.eps)
-    linear(lane, normal, *part("qkv"), qkv)
-    q, k, v = qkv.view(-1, 3, heads, head_dim).unbind(1)  # each [V T, heads, head_dim]
-    attention(lane, q, k, v, mixed, scale=head_dim**-0.5, segments=views)
-    linear(lane, mixed, *part("out"), x, residual=x)
-    layer_norm(lane, x, *part("norm2"), normal, eps=config.eps)
-    linear(lane, normal, *part("fc1"), hidden, activation="gelu_tanh")
-    linear(lane, hidden, *part("fc2"), x, residual=x)
+    def bias(name: str) -> Tensor:
+        return buffers[f"vision.{name}_bias"][layer]
+
+    norm("norm1", qkv)
+    linear(lane, qkv.source, qkv.weight, bias("qkv"), merged, **qkv.scales)
+    q, k, v = merged.view(-1, 3, heads, head_dim).unbind(1)  # each [V T, heads, head_dim]
+    scale = head_dim**-0.5
+    attention(lane, q, k, v, out.source, scale=scale, segments=views, out_scale=out.x_scale)
+    linear(lane, out.source, out.weight, bias("out"), x, residual=x, **out.scales)
+    norm("norm2", fc1)
+    linear(
+        lane,
+        fc1.source,
+        fc1.weight,
+        bias("fc1"),
+        fc2.source,
+        activation="gelu_tanh",
+        out_scale=fc2.x_scale,
+        **fc1.scales,
+    )
+    linear(lane, fc2.source, fc2.weight, bias("fc2"), x, residual=x, **fc2.scales)
 
 
 def trunk_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, rows: int) -> None:
     """One full prefix layer; writes its K/V rows and the residual stream."""
     sizes = config.trunk
-    x, normal, qkv, q, mixed, hidden = (
-        buffers[f"trunk_{name}"][:rows] for name in ("x", "normal", "qkv", "q", "mixed", "hidden")
+    x, merged, q = (buffers[f"trunk_{name}"][:rows] for name in ("x", "qkv", "q"))
+    qkv, out, gate_up, down = (
+        dense(buffers, f"prefix.{name}", layer) for name in ("qkv", "out", "gate_up", "down")
     )
+    normal, mixed, hidden = qkv.source[:rows], out.source[:rows], down.source[:rows]
     k, v = buffers["kv"][layer, 0, :rows], buffers["kv"][layer, 1, :rows]  # [S, d]
-    rms_norm(lane, x, buffers["trunk.norm1_weight"][layer], normal, eps=config.eps)
-    linear(lane, normal, buffers["trunk.qkv_weight"][layer], None, qkv)
+    gain = buffers["trunk.norm1_weight"][layer]
+    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=qkv.x_scale)
+    linear(lane, normal, qkv.weight, None, merged, **qkv.scales)
     rope = buffers["trunk.rope"][:rows]
-    qkv_rope_kv(lane, qkv, rope, q, k, v, head_dim=sizes.head_dim)
+    qkv_rope_kv(lane, merged, rope, q, k, v, head_dim=sizes.head_dim)
     attention(
         lane,
         q.view(rows, sizes.heads, sizes.head_dim),
@@ -159,20 +184,24 @@ def trunk_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, ro
         scale=sizes.head_dim**-0.5,
         prefix_length=buffers["prefix_length"],
         prefix_rows=rows,
+        out_scale=out.x_scale,
     )
-    linear(lane, mixed, buffers["trunk.out_weight"][layer], None, x, residual=x)
-    rms_norm(lane, x, buffers["trunk.norm2_weight"][layer], normal, eps=config.eps)
-    geglu_linear(lane, normal, buffers["trunk.gate_up_weight"][layer], hidden)
-    linear(lane, hidden, buffers["trunk.down_weight"][layer], None, x, residual=x)
+    linear(lane, mixed, out.weight, None, x, residual=x, **out.scales)
+    gain, normal = buffers["trunk.norm2_weight"][layer], gate_up.source[:rows]
+    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=gate_up.x_scale)
+    geglu_linear(lane, normal, gate_up.weight, hidden, out_scale=down.x_scale, **gate_up.scales)
+    linear(lane, hidden, down.weight, None, x, residual=x, **down.scales)
 
 
 def trunk_last_layer(lane: Lane, buffers: Buffers, config: Pi05Config, rows: int) -> None:
     """Keys and values of the last layer; nothing else of it is ever read."""
     last, head_dim = config.trunk.depth - 1, config.trunk.head_dim
-    x, normal = buffers["trunk_x"][:rows], buffers["trunk_normal"][:rows]
+    last_kv = dense(buffers, "prefix.last_kv")
+    x, normal = buffers["trunk_x"][:rows], last_kv.source[:rows]
     kv = buffers["trunk_qkv"][:rows, : 2 * head_dim]
-    rms_norm(lane, x, buffers["trunk.norm1_weight"][last], normal, eps=config.eps)
-    linear(lane, normal, buffers["trunk.last_kv_weight"], None, kv)
+    gain = buffers["trunk.norm1_weight"][last]
+    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=last_kv.x_scale)
+    linear(lane, normal, last_kv.weight, None, kv, **last_kv.scales)
     k, v = buffers["kv"][last, 0, :rows], buffers["kv"][last, 1, :rows]
     qkv_rope_kv(lane, kv, buffers["trunk.rope"][:rows], None, k, v, head_dim=head_dim)
 
@@ -215,7 +244,9 @@ def expert_layer(
     """One layer of one step, five ops; ``norms`` [2, 3, D]: scale, shift, gate of both norms."""
     sizes, horizon = config.expert, config.horizon
     x, q = buffers["expert_x"], buffers["expert_q"]
-    mixed, hidden = buffers["expert_mixed"], buffers["expert_hidden"]
+    qkv, out, gate_up, down = (
+        dense(buffers, f"expert.{name}", layer) for name in ("qkv", "out", "gate_up", "down")
+    )
     k, v = buffers["kv"][layer, 0], buffers["kv"][layer, 1]
     rows = prefix_rows + horizon
     ada_rms_norm_qkv_rope_kv(
@@ -223,25 +254,36 @@ def expert_layer(
         x,
         norms[0, 0],
         norms[0, 1],
-        buffers["expert.qkv_weight"][layer],
+        qkv.weight,
         buffers["expert_rope"],
         q,
         k[prefix_rows:rows],
         v[prefix_rows:rows],
         head_dim=sizes.head_dim,
         eps=config.eps,
+        **qkv.scales,
     )
     attention(
         lane,
         q.view(horizon, sizes.heads, sizes.head_dim),
         k[:rows].unsqueeze(1),
         v[:rows].unsqueeze(1),
-        mixed,
+        out.source,
         scale=sizes.head_dim**-0.5,
         prefix_length=buffers["prefix_length"],
         prefix_rows=prefix_rows,
+        out_scale=out.x_scale,
     )
-    linear_gated_residual(lane, mixed, buffers["expert.out_weight"][layer], norms[0, 2], x)
-    gate_up = buffers["expert.gate_up_weight"][layer]
-    ada_rms_norm_geglu(lane, x, norms[1, 0], norms[1, 1], gate_up, hidden, eps=config.eps)
-    linear_gated_residual(lane, hidden, buffers["expert.down_weight"][layer], norms[1, 2], x)
+    linear_gated_residual(lane, out.source, out.weight, norms[0, 2], x, **out.scales)
+    ada_rms_norm_geglu(
+        lane,
+        x,
+        norms[1, 0],
+        norms[1, 1],
+        gate_up.weight,
+        down.source,
+        eps=config.eps,
+        out_scale=down.x_scale,
+        **gate_up.scales,
+    )
+    linear_gated_residual(lane, down.source, down.weight, norms[1, 2], x, **down.scales)

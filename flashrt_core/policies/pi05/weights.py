@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...kernels.e4m3 import quantise_rows
 from ...kernels.rope_rows import rope_rows_ref
 from ...tensors import TensorSource, TensorSpec
 from .config import GemmaConfig, Pi05Config
@@ -158,14 +159,15 @@ def pack(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]
 
 def _pack_vision(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
     patch = source.get(f"{_VISION}embeddings.patch_embedding.weight")
-    buffers["vision.patch_weight"].copy_(patch.reshape(config.vision.width, config.patch_dim))
+    patch = patch.reshape(config.vision.width, config.patch_dim)
+    fill(buffers, "vision.patch_weight", patch)
     buffers["vision.patch_bias"].copy_(source.get(f"{_VISION}embeddings.patch_embedding.bias"))
     buffers["vision.position"].copy_(source.get(f"{_VISION}embeddings.position_embedding.weight"))
     for layer in range(config.vision.depth):
         name = f"{_VISION}encoder.layers.{layer}."
         for kind in ("weight", "bias"):
             parts = (f"{name}self_attn.{part}_proj.{kind}" for part in "qkv")
-            _stack_rows(buffers[f"vision.qkv_{kind}"][layer], source, parts)
+            _stack_rows(buffers, f"vision.qkv_{kind}", layer, source, parts)
             for target, origin in (
                 ("norm1", "layer_norm1"),
                 ("norm2", "layer_norm2"),
@@ -174,10 +176,10 @@ def _pack_vision(config: Pi05Config, source: TensorSource, buffers: Mapping[str,
                 ("fc2", "mlp.fc2"),
             ):
                 tensor = source.get(f"{name}{origin}.{kind}")
-                buffers[f"vision.{target}_{kind}"][layer].copy_(tensor)
+                fill(buffers, f"vision.{target}_{kind}", tensor, layer)
     for kind in ("weight", "bias"):
         buffers[f"vision.post_norm_{kind}"].copy_(source.get(f"{_VISION}post_layernorm.{kind}"))
-        buffers[f"projector.{kind}"].copy_(source.get(f"{_PROJECTOR}.{kind}"))
+        fill(buffers, f"projector.{kind}", source.get(f"{_PROJECTOR}.{kind}"))
 
 
 def _pack_trunk(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
@@ -193,7 +195,7 @@ def _pack_trunk(config: Pi05Config, source: TensorSource, buffers: Mapping[str, 
             # Only keys and values leave the last layer: its queries, output and feed-forward
             # weights are never read.
             parts = (f"{name}self_attn.{part}_proj.weight" for part in "kv")
-            _stack_rows(buffers["trunk.last_kv_weight"], source, parts)
+            _stack_rows(buffers, "trunk.last_kv_weight", None, source, parts)
             continue
         norm2 = source.get(f"{name}post_attention_layernorm.weight")
         buffers["trunk.norm2_weight"][layer].copy_(norm2)
@@ -213,18 +215,44 @@ def _pack_gemma_layer(
     group: str, layer: int, name: str, source: TensorSource, buffers: Mapping[str, Tensor]
 ) -> None:
     parts = (f"{name}self_attn.{part}_proj.weight" for part in "qkv")
-    _stack_rows(buffers[f"{group}.qkv_weight"][layer], source, parts)
-    buffers[f"{group}.out_weight"][layer].copy_(source.get(f"{name}self_attn.o_proj.weight"))
-    gate_up = buffers[f"{group}.gate_up_weight"][layer]
-    gate_up[0::2].copy_(source.get(f"{name}mlp.gate_proj.weight"))
-    gate_up[1::2].copy_(source.get(f"{name}mlp.up_proj.weight"))
-    buffers[f"{group}.down_weight"][layer].copy_(source.get(f"{name}mlp.down_proj.weight"))
+    _stack_rows(buffers, f"{group}.qkv_weight", layer, source, parts)
+    out = source.get(f"{name}self_attn.o_proj.weight")
+    fill(buffers, f"{group}.out_weight", out, layer)
+    for first, part in enumerate(("gate", "up")):
+        rows = source.get(f"{name}mlp.{part}_proj.weight")
+        fill(buffers, f"{group}.gate_up_weight", rows, layer, slice(first, None, 2))
+    fill(buffers, f"{group}.down_weight", source.get(f"{name}mlp.down_proj.weight"), layer)
 
 
-def _stack_rows(target: Tensor, source: TensorSource, names: Iterable[str]) -> None:
-    """Writes the tensors below each other into ``target``."""
+def _stack_rows(
+    buffers: Mapping[str, Tensor],
+    target: str,
+    layer: int | None,
+    source: TensorSource,
+    names: Iterable[str],
+) -> None:
+    """Writes the tensors below each other into a buffer, or into its layer."""
     row = 0
     for name in names:
         tensor = source.get(name)
-        target[row : row + tensor.shape[0]].copy_(tensor)
+        fill(buffers, target, tensor, layer, slice(row, row + tensor.shape[0]))
         row += tensor.shape[0]
+
+
+def fill(
+    buffers: Mapping[str, Tensor],
+    name: str,
+    tensor: Tensor,
+    layer: int | None = None,
+    rows: slice = slice(None),
+) -> None:
+    """Writes rows of a buffer, or of its layer: rounded, or quantised where it has scales."""
+    target, scale = buffers[name], buffers.get(f"{name}_scale")
+    if layer is not None:
+        target, scale = target[layer], None if scale is None else scale[layer]
+    if scale is None:
+        target[rows].copy_(tensor)
+        return
+    values, of_rows = quantise_rows(tensor)
+    target[rows].copy_(values)
+    scale[rows].copy_(of_rows)

@@ -97,8 +97,9 @@ def test_formats(precision: str) -> None:
 
 
 def test_unknown_precision() -> None:
-    with pytest.raises(OptionError, match="'precision': expected one of .'bf16', 'fp32'.*'fp8'"):
-        base_contract("fp8")
+    known = "'precision': expected one of .'bf16', 'fp32', 'fp8'., or the path of a YAML.*'fp4'"
+    with pytest.raises(OptionError, match=known):
+        base_contract("fp4")
 
 
 @pytest.mark.parametrize(

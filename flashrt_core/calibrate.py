@@ -1,0 +1,97 @@
+"""Observes a policy's activations in bf16, on the references, and makes a scale table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from .calibration import METHODS, Calibration, key_of
+from .checkpoint import Progress
+from .devices import REFERENCE_CUDA, open_device
+from .errors import InputError, OptionError
+from .load import LoadOptions, make_plan, precision_of, start
+from .observations import Sample, digest_of
+from .observer import Observer
+from .policies import find_policy
+from .policies.base import Processor
+
+DEVICES = ("cpu", REFERENCE_CUDA)
+
+
+def calibrate(
+    options: LoadOptions,
+    samples: Callable[[Processor], Iterable[Sample]],
+    *,
+    origin: str,
+    method: str = "amax",
+    percentile: float = 99.99,
+    told: Progress | None = None,
+    decided: Callable[[int], None] | None = None,
+) -> Calibration:
+    """Decides on every observation in bf16, each with other noise, and keeps what products read.
+
+    Args:
+        options: the plan that the scales are for; a quantised one, on a device of ``DEVICES``.
+        samples: the observations, for that processor.
+        origin: where they come from, for the file.
+        method: "amax": no observed number is clipped; "percentile": so many are not.
+        percentile: in (0, 100].
+        told: told how far a checkpoint file is read.
+        decided: told how many observations are done.
+
+    Raises:
+        OptionError: a plan without scales, another device or method, or unusable options.
+        InputError: an observation does not fit, or there is none.
+        NumericsError: a product's input is not finite.
+    """
+    plan_for = precision_of(options)
+    _check(options, bool(plan_for.calibrated), method, percentile)
+    wide = replace(options, precision=str(plan_for.base), max_sessions=1, capsule_slots=0)
+    observer = Observer(find_policy(options.policy).sites)
+    device = open_device(options.device, threads=options.threads)
+    try:
+        plan = make_plan(wide, device, told)
+        body = plan.body
+        watched = replace(plan, body=lambda stage, shape: observer.watch(body(stage, shape)))
+        session = start(watched, device, wide)
+        observer.active = True
+        digests = []
+        for count, sample in enumerate(samples(session.processor), 1):
+            session.set_prompt(sample[0])
+            session.decide(sample[1])
+            digests.append(digest_of(sample))
+            if decided is not None:
+                decided(count)
+        if not digests:
+            raise InputError("observations", expected="at least one", got="none")
+        return Calibration(
+            key=key_of(plan.fingerprint, plan_for, plan.processor.encoding),
+            recorder={"arch": device.arch, "library": device.library, "observations": origin},
+            observations=tuple(digests),
+            method=method,
+            percentile=percentile,
+            sites=observer.ranges(percentile),
+        )
+    finally:
+        device.close()
+
+
+def _check(options: LoadOptions, calibrated: bool, method: str, percentile: float) -> None:
+    if not calibrated:
+        raise OptionError(
+            "option 'precision'",
+            expected="a plan with fp8 products, which need scales",
+            got=repr(str(options.precision)),
+        )
+    if options.device not in DEVICES:
+        raise OptionError(
+            "option 'device'",
+            expected=f"one of {list(DEVICES)}: calibration runs on the references",
+            got=repr(options.device),
+        )
+    if method not in METHODS or not 0.0 < percentile <= 100.0:
+        raise OptionError(
+            "method of a calibration",
+            expected=f"one of {list(METHODS)}, a percentile in (0, 100]",
+            got=f"{method!r}, {percentile:g}",
+        )

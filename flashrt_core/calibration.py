@@ -1,0 +1,253 @@
+"""The scale table of a plan with quantised inputs: what was observed, and what plan it fits.
+
+A JSON file with a checksum over its content. It belongs to one plan: policy, configuration, shapes,
+precision, weights and host-side transforms. Not to a device: the ranges are those of the network,
+as the ops' references compute it, and a kernel that meant something else by a scale would be a
+new ``VERSION``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .errors import FlashRTError, OptionError
+from .files import local_path
+from .fingerprint import Fingerprint, sha256_of
+from .precision import Precision, Site
+
+FORMAT, VERSION = "flashrt calibration", 1
+#: What scales belong to: parts of a fingerprint, and of the transforms those in front.
+KEY = ("policy", "config", "shapes", "precision", "weights", "encoding")
+METHODS = ("amax", "percentile")
+_WHERE = "option 'calibration'"
+_LARGEST = 448.0  # of E4M3
+_AGAIN = "calibrate again"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Magnitudes of a site's input, one number a layer.
+
+    Attributes:
+        amax: largest.
+        percentile: that which the calibration's percentile of all numbers stay below.
+    """
+
+    amax: tuple[float, ...]
+    percentile: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibration found.
+
+    Attributes:
+        key: what it belongs to, by the names of ``KEY``.
+        recorder: arch and library that computed it, and where the observations came from.
+        observations: digest of each.
+        method: which of a range the scales come from, "amax" or "percentile".
+        percentile: of the ranges.
+        sites: by name; every site of the policy, whatever the plan makes of it.
+    """
+
+    key: Mapping[str, str]
+    recorder: Mapping[str, str]
+    observations: tuple[str, ...]
+    method: str
+    percentile: float
+    sites: Mapping[str, Range]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole content; part of the fingerprint."""
+        return sha256_of(self._document())
+
+    def scales(self, site: str) -> list[float]:
+        """Scale of a site's input, a number a layer: the least power of two that fits the range.
+
+        A division by a power of two is exact, so a kernel may multiply by the inverse and get the
+        same bits; and E4M3 has the same precision wherever a number lies in its upper 14 binades.
+        """
+        return [power_of_two(value / _LARGEST) for value in getattr(self.sites[site], self.method)]
+
+    def fill(self, sites: Mapping[str, Site], buffers: Mapping[str, Tensor]) -> None:
+        """Writes the scales into the buffers that a plan has for them."""
+        for name, site in sites.items():
+            if site.x_scale in buffers:
+                target = buffers[site.x_scale]
+                target.copy_(target.new_tensor(self.scales(name)))
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all; OptionError where that is not possible."""
+        text = json.dumps({**self._document(), "sha256": self.digest}, indent=1)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            if part.exists():
+                part.unlink()
+            raise OptionError(
+                "option '--output'", expected="a file that can be written", got=error
+            ) from error
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "key": dict(self.key),
+            "recorder": dict(self.recorder),
+            "observations": {"count": len(self.observations), "each": list(self.observations)},
+            "method": self.method,
+            "percentile": self.percentile,
+            "sites": {
+                name: {part: list(values) for part, values in asdict(found).items()}
+                for name, found in self.sites.items()
+            },
+        }
+
+
+def key_of(
+    fingerprint: Fingerprint, precision: Precision, encoding: Mapping[str, str]
+) -> dict[str, str]:
+    """What scales for ``precision`` on the rest of a plan belong to.
+
+    ``encoding`` is what of the host-side transforms the network's inputs depend on.
+    """
+    own = {"precision": str(precision), "encoding": sha256_of(dict(encoding))}
+    return {name: own.get(name) or fingerprint.parts[name] for name in KEY}
+
+
+def default_path(key: Mapping[str, str]) -> Path:
+    """Where the calibration of a plan is kept when no file is named."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "flashrt" / "calibration" / f"{sha256_of(dict(key))}.json"
+
+
+def power_of_two(value: float) -> float:
+    """The least power of two >= ``value`` that float32 holds at full precision; 1 for 0."""
+    if value <= 0.0:
+        return 1.0
+    mantissa, exponent = math.frexp(value)  # mantissa in [0.5, 1)
+    return math.ldexp(1.0, max(-126, exponent - (mantissa == 0.5)))
+
+
+def find_calibration(
+    option: str | Path | None, key: Mapping[str, str], precision: Precision, command: str
+) -> Calibration:
+    """The calibration that a plan needs.
+
+    Args:
+        option: the file; None looks where ``flashrt calibrate`` puts it.
+        key: of the plan.
+        precision: of the plan.
+        command: what to run where there is none, or another.
+
+    Raises:
+        OptionError: no such file, or one that :func:`read_calibration` or :func:`check` refuses.
+    """
+    path = default_path(key) if option is None else local_path(_WHERE, option, OptionError)
+    if not path.exists():
+        raise OptionError(
+            _WHERE,
+            expected="a calibration file, as the precision plan quantises activations",
+            got=f"none at {str(path)!r}" if option else "none for this plan",
+            remedy=f"run {command}",
+        )
+    found = read_calibration(path)
+    check(found, key, precision, command)
+    return found
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Reads a file and holds it against its checksum.
+
+    OptionError, in a word each: unreadable, truncated, unknown format, edited or malformed.
+    """
+    document = _load(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _error(f"a file of format {FORMAT!r}", "an unknown format", path, _AGAIN)
+    if document.get("version") != VERSION:
+        version = document.get("version")
+        raise _error(f"version {VERSION}", f"unknown version {version!r}", path, _AGAIN)
+    stated = document.pop("sha256", None)
+    if stated != sha256_of(document):
+        wrong = "one that was edited by hand or damaged: its checksum does not fit its content"
+        raise _error("a file as it was written", wrong, path, _AGAIN)
+    try:
+        found = Calibration(
+            key={str(name): str(value) for name, value in document["key"].items()},
+            recorder={str(name): str(value) for name, value in document["recorder"].items()},
+            observations=tuple(map(str, document["observations"]["each"])),
+            method=str(document["method"]),
+            percentile=float(document["percentile"]),
+            sites={str(name): _range(value) for name, value in document["sites"].items()},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        got = f"a malformed one ({type(error).__name__}: {error})"
+        raise _error("a file as flashrt calibrate writes it", got, path, _AGAIN) from error
+    if found.method not in METHODS:
+        raise _error(f"a method of {METHODS}", f"a malformed one ({found.method!r})", path, _AGAIN)
+    return found
+
+
+def check(
+    found: Calibration, key: Mapping[str, str], precision: Precision, command: str = _AGAIN
+) -> None:
+    """OptionError, by name: foreign (another policy's), stale (of another plan), or incomplete."""
+    policy = found.key.get("policy")
+    if policy != key["policy"]:
+        raise _error(
+            f"one of policy {key['policy']!r}",
+            f"a foreign one, of policy {policy!r}",
+            None,
+            command,
+        )
+    other = [name for name in KEY if found.key.get(name) != key[name]]
+    if other:
+        raise _error(
+            "one of this plan",
+            f"a stale one, of other {' and '.join(other)}",
+            None,
+            f"run {command}",
+        )
+    missing = [name for name in precision.calibrated if name not in found.sites]
+    if missing:
+        raise _error("a range of every fp8 site", f"none of {missing}", None, f"run {command}")
+
+
+def _load(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no text"
+        raise _error("a readable file", reason, path, None) from error
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise _error("a calibration file", "an unknown format", path, _AGAIN) from error
+    except json.JSONDecodeError as error:
+        cut = text.lstrip().startswith("{") and not text.rstrip().endswith("}")
+        got = f"a truncated file of {len(text)} characters" if cut else f"no JSON: {error}"
+        raise _error("a whole JSON file", got, path, _AGAIN) from error
+
+
+def _range(value: Mapping[str, Any]) -> Range:
+    parts = {name: tuple(map(float, value[name])) for name in ("amax", "percentile")}
+    if not all(math.isfinite(each) and each >= 0.0 for part in parts.values() for each in part):
+        raise ValueError("ranges that are no numbers")
+    return Range(**parts)
+
+
+def _error(expected: str, got: str, path: Path | None, remedy: str | None) -> FlashRTError:
+    where = "" if path is None else f" in {str(path)!r}"
+    return OptionError(_WHERE, expected=expected, got=f"{got}{where}", remedy=remedy)

@@ -1,0 +1,36 @@
+"""How far a command is, on stderr, where somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from .checkpoint import Progress as Told
+
+Decided = Callable[[int], None]
+
+
+@contextmanager
+def progress_bars(done_word: str, total: int | None = None) -> Iterator[tuple[Told, Decided]]:
+    """Bars on stderr, where it is a terminal, for reading a checkpoint; a line a decision."""
+    bytes_ = (TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn())
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*bytes_, console=console, transient=True, disable=quiet) as bars:
+        tasks: dict[str, Any] = {}
+
+        def told(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=total)
+            bars.update(tasks[step], completed=done)
+
+        def decided(done: int) -> None:
+            if not quiet:
+                of = f" of {total}" if total else ""
+                console.print(f"decision {done}{of} {done_word}", style="dim")
+
+        yield told, decided

@@ -1,0 +1,118 @@
+"""Sets of observations to calibrate on or to compare with: from a file, or made up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import InputError, OptionError
+from .policies.base import Observation
+
+Array = np.ndarray[Any, Any]
+Sample = tuple[str, Observation]  # prompt and observation
+
+_PROMPTS = ("pick up the red block", "open the upper drawer slowly", "wipe the table")
+_CAMERA = (240, 320)  # pixels of a made-up camera image: not the network's size
+
+
+def made_up_observations(
+    views: tuple[str, ...], state_dim: int, count: int, seed: int = 0
+) -> Iterator[Sample]:
+    """Prompts with random scenes: coarse patches and noise, states in [-1, 1]."""
+    height, width = _CAMERA
+    for index in range(count):
+        draw = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, index]))
+        images = {}
+        for view in views:
+            coarse = draw.integers(0, 200, (height // 40, width // 40, 3))
+            grain = draw.integers(0, 56, (height, width, 3))
+            blocks = coarse.repeat(40, axis=0).repeat(40, axis=1)
+            images[view] = (blocks + grain).astype(np.uint8)
+        state = draw.uniform(-1.0, 1.0, state_dim).astype(np.float32)
+        yield _PROMPTS[index % len(_PROMPTS)], Observation(images, state)
+
+
+def read_observations(path: Path, views: tuple[str, ...]) -> Iterator[Sample]:
+    """Observations of an ``.npz`` file, in order.
+
+    Arrays of n entries each: ``prompt`` (text), ``image.<view>`` [n, H, W, 3] uint8 RGB of every
+    view, and ``state`` [n, state_dim] float32 in robot units, where the policy takes one.
+
+    Raises:
+        OptionError: no such file, or not these arrays.
+    """
+    try:
+        file = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OptionError(
+            f"observations {str(path)!r}", expected="a readable .npz file", got=reason
+        ) from error
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise OptionError(f"observations {str(path)!r}", expected="an .npz file", got="one array")
+    with file:
+        arrays = _arrays(file, path, views)
+    for index, prompt in enumerate(arrays["prompt"]):
+        images = {view: arrays[f"image.{view}"][index] for view in views}
+        state = arrays["state"][index] if "state" in arrays else None
+        yield str(prompt), Observation(images, state)
+
+
+def digest_of(sample: Sample) -> str:
+    """SHA-256 of a prompt and an observation, whatever its stamp."""
+    prompt, observation = sample
+    parts = {f"image.{view}": image for view, image in sorted(observation.images.items())}
+    if observation.state is not None:
+        parts["state"] = np.asarray(observation.state, np.float32)
+    layout = [(name, list(part.shape), str(part.dtype)) for name, part in parts.items()]
+    digest = hashlib.sha256(json.dumps([prompt, layout]).encode())
+    for part in parts.values():
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+def require_apart(sample: Sample, used: frozenset[str], index: int) -> None:
+    """InputError when an observation to compare on is one that was calibrated on."""
+    if digest_of(sample) in used:
+        raise InputError(
+            f"observation {index}",
+            expected="one that the plan was not calibrated on",
+            got="one of its calibration's",
+            remedy="compare on other observations (another --seed or file)",
+        )
+
+
+def _arrays(file: Any, path: Path, views: tuple[str, ...]) -> dict[str, Array]:
+    wanted = ["prompt", *(f"image.{view}" for view in views)]
+    missing = [name for name in wanted if name not in file.files]
+    if missing:
+        raise OptionError(
+            f"observations {str(path)!r}", expected=f"arrays {wanted}", got=f"no {missing[0]!r}"
+        )
+    names = wanted + (["state"] if "state" in file.files else [])
+    try:
+        arrays = {name: file[name] for name in names}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise OptionError(
+            f"observations {str(path)!r}", expected="plain arrays", got=str(error)
+        ) from error
+    count = len(arrays["prompt"]) if arrays["prompt"].ndim == 1 else 0
+    for name, array in arrays.items():
+        kind, dims = ("U", 1) if name == "prompt" else ("f", 2) if name == "state" else ("u", 4)
+        if array.dtype.kind != kind or array.ndim != dims or len(array) != count or not count:
+            raise OptionError(
+                f"array {name!r} of observations {str(path)!r}",
+                expected={
+                    "U": "text [n]",
+                    "f": f"float32 [{count or 'n'}, d]",
+                    "u": f"uint8 [{count or 'n'}, H, W, 3]",
+                }[kind],
+                got=f"{array.dtype} {list(array.shape)}",
+            )
+    return arrays

@@ -1,0 +1,103 @@
+"""The dense products of π0.5 as sites of a precision plan, and the plans that ship.
+
+Not among them: the action projections, the time MLP and the norms' own products, float32 in every
+plan (0.1 % of the work, and every error of theirs is an error of the action itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from ...precision import Format, Precision, Site, read_precision
+
+_PREFIX = "prefix_length"
+
+SITES: Mapping[str, Site] = {
+    # Pixels come as bytes: quantised once more they would lose half of their levels, for 0.1 % of
+    # the work.
+    "vision.patch": Site("vision.patch_weight", "vision_patches", formats=(Format.W8A16,)),
+    "vision.qkv": Site("vision.qkv_weight", "vision_normal"),
+    "vision.out": Site("vision.out_weight", "vision_mixed"),
+    "vision.fc1": Site("vision.fc1_weight", "vision_normal"),
+    "vision.fc2": Site("vision.fc2_weight", "vision_hidden"),
+    "projector": Site("projector.weight", "vision_normal"),
+    "prefix.qkv": Site("trunk.qkv_weight", "trunk_normal", _PREFIX),
+    "prefix.out": Site("trunk.out_weight", "trunk_mixed", _PREFIX),
+    "prefix.gate_up": Site("trunk.gate_up_weight", "trunk_normal", _PREFIX),
+    "prefix.down": Site("trunk.down_weight", "trunk_hidden", _PREFIX),
+    "prefix.last_kv": Site("trunk.last_kv_weight", "trunk_normal", _PREFIX),
+    "expert.qkv": Site("expert.qkv_weight"),
+    "expert.out": Site("expert.out_weight", "expert_mixed"),
+    "expert.gate_up": Site("expert.gate_up_weight"),
+    "expert.down": Site("expert.down_weight", "expert_hidden"),
+}
+
+#: What a YAML table would say.
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    "fp32": {"base": "fp32"},
+    "bf16": {"base": "bf16"},
+    "fp8": {
+        "base": "bf16",
+        "sites": {
+            # What stays wide costs little and matters most (docs/numerics.md): the projector makes
+            # every image row of the trunk, the others keys and values as the expert reads them.
+            "vision.*": "fp8",
+            "vision.patch": "bf16",
+            "prefix.*": "fp8",
+            "prefix.qkv": "bf16",
+            "prefix.last_kv": "bf16",
+            "expert.*": "w8a16",
+        },
+    },
+}
+
+
+def make_precision(value: Any) -> Precision:
+    """A plan by name or path, or as it is; OptionError otherwise."""
+    return value if isinstance(value, Precision) else read_precision(value, SITES, PRECISIONS)
+
+
+class Scales(TypedDict):
+    """What the op of a product takes beside its operands."""
+
+    x_scale: Tensor | None
+    weight_scale: Tensor | None
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The buffers of one site in one layer.
+
+    Attributes:
+        weight: [N, K].
+        weight_scale: [N] float32, or None for a weight that is not quantised.
+        x_scale: [1] float32, or None for an input that is not.
+        source: the whole scratch buffer that holds the input; where an op makes it, the weight.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor | None
+    x_scale: Tensor | None
+    source: Tensor
+
+    @property
+    def scales(self) -> Scales:
+        """As keyword arguments of its op."""
+        return {"x_scale": self.x_scale, "weight_scale": self.weight_scale}
+
+
+def dense(buffers: Mapping[str, Tensor], name: str, layer: int | None = None) -> Dense:
+    """A site's buffers; ``layer`` for those that are stacked."""
+    site = SITES[name]
+    weight, scale = buffers[site.weight], buffers.get(site.weight_scale)
+    x_scale = buffers.get(site.x_scale)
+    source = site.source_of(Format.BF16 if x_scale is None else Format.FP8)
+    if layer is not None:
+        weight = weight[layer]
+        scale = None if scale is None else scale[layer]
+        x_scale = None if x_scale is None else x_scale[layer : layer + 1]
+    return Dense(weight, scale, x_scale, buffers[source] if source else weight)

@@ -1,0 +1,158 @@
+"""``flashrt calibrate``, and ``flashrt qualify`` of several plans on what it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashrt_core import cli_calibrate
+from flashrt_core.calibration import read_calibration
+from flashrt_core.cli import USER_ERROR, app, run
+from flashrt_core.errors import OptionError
+from flashrt_core.observations import digest_of, made_up_observations, read_observations
+
+VIEWS = ("base_0_rgb", "left_wrist_0_rgb")
+FEW = ["--steps", "2", "--prompt-buckets", "32", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cli_calibrate, "bag_readers", [])
+    return tmp_path / "cache"
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(lambda: app(list(arguments)))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def write_npz(path: Path, count: int = 3, seed: int = 4, **changes: Any) -> Path:
+    samples = list(made_up_observations(VIEWS, 7, count, seed))
+    arrays: dict[str, Any] = {
+        "prompt": np.array([prompt for prompt, _ in samples]),
+        "state": np.stack([observation.state for _, observation in samples]),
+    }
+    for view in VIEWS:
+        arrays[f"image.{view}"] = np.stack([each.images[view] for _, each in samples])
+    arrays |= changes
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
+    return path
+
+
+def test_a_plan_finds_the_scales_where_the_command_put_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, own_cache: Path
+) -> None:
+    file = write_npz(tmp_path / "robot.npz")
+    code, out, err = call(capsys, "calibrate", "pi05", "--npz", str(file), *FEW)
+    assert code == 0, err
+    (written,) = (own_cache / "flashrt" / "calibration").iterdir()
+    assert "3 observations (npz: robot.npz), scales from the amax" in out
+    assert str(written) in out and read_calibration(written).digest in out
+    figure = tmp_path / "out" / "fidelity.png"
+    arguments = ["--precision", "bf16, fp8", "--decisions", "2", "--noises", "2", *FEW, "--json"]
+    code, out, err = call(capsys, "qualify", "pi05", *arguments, "--figure", str(figure))
+    plans = json.loads(out)["plans"]
+    assert [plan["plan"] for plan in plans] == ["bf16", "fp8"]
+    assert plans[0]["calibration"] == "none"
+    assert plans[1]["calibration"] == read_calibration(written).digest
+    assert plans[1]["precision"].startswith("bf16; fp8: vision.qkv")
+    rows = [plan["stages"]["decision: actions"] for plan in plans]
+    assert rows[0]["mean_cosine"] > rows[1]["mean_cosine"] > 0.99
+    assert plans[0]["decisions"] == 4 and len(plans[1]["joints"]) == 7
+    for row in rows:
+        assert row["cosines"]["0"] == row["min_cosine"]
+        assert row["errors"]["100"] == row["max_abs"]
+    assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 10_000
+    code, out, err = call(capsys, "qualify", "pi05", "--precision", "fp8", "--npz", str(file), *FEW)
+    assert (code, out) == (USER_ERROR, "")
+    assert "observation 1: expected one that the plan was not calibrated on" in err
+
+
+def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "qualify", "pi05", "--precision", "fp8", *FEW)
+    assert code == USER_ERROR and err.count("\n") == 1
+    assert "run flashrt calibrate pi05 --checkpoint random:0 --precision fp8 --steps 2" in err
+    code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8")
+    assert code == 0 and "not loadable like this: option 'calibration'" in out
+
+
+def test_made_up_observations_are_said_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "scales.json"
+    arguments = ["--made-up", "4", "--seed", "3", "--limit", "2", "--output", str(output), *FEW]
+    code, out, _ = call(capsys, "calibrate", "pi05", *arguments, "--method", "percentile")
+    found = read_calibration(output)
+    assert code == 0 and len(found.observations) == 2 and found.method == "percentile"
+    assert found.recorder["observations"] == "made up: 4 with seed 3"
+    assert "made up: 4 with seed 3" in out
+    code, out, _ = call(
+        capsys, "inspect", "pi05", "--precision", "fp8", "--calibration", str(output)
+    )
+    assert code == 0 and "a stale one" in out  # inspect's shapes are the preset's
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "observations: expected one of --npz FILE, --bag BAG --params FILE, --made-up N"),
+        (["--made-up", "1", "--npz", "x.npz"], "observations: expected one of"),
+        (["--bag", "x"], "option '--params': expected a parameter file"),
+        (["--bag", "x", "--params", "y"], "the flashrt command of a ROS environment, got the core"),
+        (["--npz", "none.npz"], "observations 'none.npz': expected a readable .npz file"),
+        (["--made-up", "1", "--precision", "bf16"], "expected a plan with fp8 products"),
+        (["--made-up", "1", "--device", "cuda"], "option 'device': expected one of"),
+        (["--made-up", "1", "--method", "mean"], "method of a calibration"),
+        (["--made-up", "1", "--prompt-buckets", "32,x"], "option 'prompt_buckets': expected whole"),
+    ],
+)
+def test_refusals(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    code, out, err = call(capsys, "calibrate", "pi05", *arguments, "--threads", "1")
+    assert (code, out) == (USER_ERROR, "") and err.count("\n") == 1
+    assert message in err
+
+
+def test_observations_of_a_file_are_those_that_were_written(tmp_path: Path) -> None:
+    file = write_npz(tmp_path / "a.npz")
+    found = list(read_observations(file, VIEWS))
+    wanted = list(made_up_observations(VIEWS, 7, 3, 4))
+    assert [digest_of(each) for each in found] == [digest_of(each) for each in wanted]
+    without = list(read_observations(write_npz(tmp_path / "b.npz", state=None), VIEWS[:1]))
+    assert without[0][1].state is None and set(without[0][1].images) == {VIEWS[0]}
+    assert digest_of(without[0]) != digest_of(found[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": None}, "expected arrays .'prompt', .*got no 'prompt'"),
+        ({"image.base_0_rgb": None}, "got no 'image.base_0_rgb'"),
+        ({"prompt": np.array([1, 2, 3])}, r"array 'prompt' .* expected text \[n\], got int64"),
+        ({"prompt": np.array(["a", "b"])}, r"array 'image.*uint8 \[2, H, W, 3\], got uint8 .3, 24"),
+        ({"state": np.zeros(3, np.float32)}, "array 'state'"),
+        ({"image.base_0_rgb": np.zeros((3, 8, 8, 3), np.float32)}, "array 'image.base_0_rgb'"),
+        ({"image.base_0_rgb": np.zeros((2, 8, 8, 3), np.uint8)}, "array 'image.base_0_rgb'"),
+        ({"prompt": np.array([{}, {}, {}], object)}, "plain arrays"),
+    ],
+)
+def test_files_of_other_arrays(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    file = write_npz(tmp_path / "a.npz", **changes)
+    with pytest.raises(OptionError, match=message) as found:
+        list(read_observations(file, VIEWS))
+    assert "\n" not in str(found.value)
+
+
+def test_files_that_are_no_npz(tmp_path: Path) -> None:
+    for name, content in (("a.npz", b"PK\x03\x04 broken"), ("b.npz", b"text"), ("c.npz", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(OptionError, match=r"expected a readable .npz file"):
+            list(read_observations(tmp_path / name, VIEWS))
+    np.save(tmp_path / "d.npy", np.zeros(3))
+    with pytest.raises(OptionError, match="an .npz file, got one array"):
+        list(read_observations(tmp_path / "d.npy", VIEWS))
