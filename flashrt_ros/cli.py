@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ from flashrt_core.errors import OptionError
 
 try:
     from flashrt_core.cli import app, run
+    from flashrt_core.cli_calibrate import bag_readers
+    from flashrt_core.observations import Sample
 except KeyboardInterrupt:  # torch takes seconds to import, and main() is not reached yet
     print("flashrt: interrupted", file=sys.stderr)
     sys.exit(130)
@@ -109,6 +112,16 @@ def _remap(text: str) -> tuple[str, str]:
     if not (mark and source and target):
         raise OptionError("option '--remap'", expected="BAG_TOPIC:=NODE_TOPIC", got=f"'{text}'")
     return source, "/" + target.lstrip("/")
+
+
+def read_bag(bag: Path, params: Path, limit: int | None) -> Iterator[Sample]:
+    """Observations of a recording, for ``flashrt calibrate --bag``."""
+    from flashrt_ros.replay.observations import bag_observations
+
+    return bag_observations(bag, params, limit)
+
+
+bag_readers.append(read_bag)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from .paths import config_file
 OVERRIDES = {
     "device": "cpu or cuda",
     "checkpoint": "folder of the weights, or random:<seed>",
-    "precision": "fp32 or bf16",
+    "precision": "fp32, bf16, fp8, or a YAML file",
 }
 _SWITCH = ["true", "false"]
 

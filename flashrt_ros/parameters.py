@@ -108,7 +108,10 @@ TABLE: tuple[Param, ...] = (
         "device", "string", "cpu", "Device that runs the stages; configure fails where it is"
         " missing.", choices=("cpu", "cuda"),
     ),
-    Param("precision", "string", "fp32", "Precision plan of the stages: `fp32` or `bf16`."),
+    Param("precision", "string", "fp32", "Precision plan of the stages: `fp32`, `bf16`, `fp8`, or a"
+          " YAML file (docs/numerics.md)."),
+    Param("calibration", "string", "", "Scales of an `fp8` plan: a file of `flashrt calibrate`;"
+          " empty: where that command puts it."),
     Param("prompt", "string", "", "Instruction at configure; ~/set_prompt changes it. Empty: there"
           " is none, and no decision, until ~/set_prompt gives one."),
     Param(
@@ -195,6 +198,7 @@ class NodeConfig:
     numerics: str
     device: str
     precision: str
+    calibration: str
     prompt: str
     rate_hz: float
     seed: int

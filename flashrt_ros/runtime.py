@@ -342,6 +342,7 @@ def load_options(config: NodeConfig) -> LoadOptions:
         checkpoint=config.checkpoint,
         device=config.device,
         precision=config.precision,
+        calibration=config.calibration or None,
         views=tuple(camera.slot for camera in config.cameras),
         state_dim=len(config.joints_names),
         action_dim=len(config.action_names),

@@ -1,0 +1,70 @@
+"""A node configuration with a quantised plan: what it loads, and what it says where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from flashrt_core.calibrate import calibrate
+from flashrt_core.errors import FlashRTError
+from flashrt_core.load import load
+from flashrt_core.observations import made_up_observations
+from flashrt_ros.parameters import build_config
+from flashrt_ros.runtime import load_options
+from flashrt_ros.wording import in_node_terms
+
+pytestmark = pytest.mark.ros
+VALUES: dict[str, Any] = {
+    "prompt": "wave",
+    "precision": "fp8",
+    "horizon": 2,
+    "steps": 1,
+    "threads": 1,
+    "cameras": ["front"],
+    "camera.front.topic": "image",
+    "camera.front.slot": "base_0_rgb",
+    "joints.names": ["a", "b"],
+}
+
+
+def write_scales(path: Path) -> Path:
+    options = replace(load_options(build_config(VALUES)), prompt="")
+    calibrate(
+        options, lambda p: made_up_observations(p.views, p.state_dim, 1), origin="made up"
+    ).write(path)
+    return path
+
+
+def test_a_node_loads_a_quantised_plan(tmp_path: Path) -> None:
+    scales = write_scales(tmp_path / "scales.json")
+    session = load(load_options(build_config(VALUES | {"calibration": str(scales)})))
+    assert session.fingerprint.parts["precision"].startswith("bf16; fp8: ")
+    assert session.fingerprint.parts["calibration"] != "none"
+    (_, observation), *_ = made_up_observations(("base_0_rgb",), 2, 1)
+    assert session.decide(observation).actions.shape == (2, 2)
+
+
+def refusal(**changes: Any) -> str:
+    config = build_config(VALUES | changes)
+    with pytest.raises(FlashRTError) as found:
+        load(load_options(config))
+    return str(in_node_terms(found.value, config))
+
+
+def test_refusals_name_the_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    none = refusal()
+    assert none.startswith("parameter 'calibration': expected a calibration file")
+    assert "run flashrt calibrate pi05" in none and "\n" not in none
+    scales = str(write_scales(tmp_path / "scales.json"))
+    assert "parameter 'calibration': expected one of this plan, got a stale one, of" in refusal(
+        calibration=scales, steps=2
+    )
+    table = tmp_path / "plan.yaml"
+    table.write_text("base: bf16\nsites: {nose: fp8}\n")
+    assert refusal(precision=str(table)).startswith("parameter 'precision': expected sites of")
