@@ -13,10 +13,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
-from .kernels.e4m3 import given, store
 from .kernels.launch import Launcher, require_bf16_rows, stream_suffix
 from .kernels.maths import matmul
 from .kernels.op import Lane, Op
+from .kernels.quantised import given, store
 
 Activation = Literal["none", "gelu_tanh"]
 

@@ -30,9 +30,16 @@ class Format(StrEnum):
     BF16 = "bf16"
     FP8 = "fp8"  # E4M3 weights, a scale a row; E4M3 input, one calibrated scale
     W8A16 = "w8a16"  # E4M3 weights, a scale a row; bf16 input
+    I8A16 = "i8a16"  # int8 weights, a scale a row; bf16 input
 
 
-LOW_BIT = (Format.FP8, Format.W8A16)
+#: Element type of the weights of low-bit formats.
+STORED: Mapping[Format, DType] = {
+    Format.FP8: DType.F8E4M3,
+    Format.W8A16: DType.F8E4M3,
+    Format.I8A16: DType.I8,
+}
+LOW_BIT = tuple(STORED)
 #: Formats that a plan of this base may give a site.
 _OF_BASE: Mapping[Format, tuple[Format, ...]] = {
     Format.FP32: (Format.FP32,),

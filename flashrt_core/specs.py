@@ -18,6 +18,7 @@ class DType(StrEnum):
     F16 = "float16"
     BF16 = "bfloat16"
     F8E4M3 = "float8_e4m3fn"
+    I8 = "int8"
     U8 = "uint8"
     I32 = "int32"
     I64 = "int64"

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
-from .e4m3 import given, store
 from .geglu_linear import geglu_rows_launch
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, geglu
 from .op import Lane, Op
+from .quantised import given, store
 from .skinny import SkinnyPlan, choose_plan
 
 #: Fused kernels, best first.

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
-from .e4m3 import given
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
+from .quantised import given
 from .skinny import SkinnyPlan, choose_plan
 
 #: Fused kernels, best first.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..errors import ContractError
 from .check import I32, ArgCheck
-from .e4m3 import given, store
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .op import Lane, Op
+from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
 
 

@@ -14,6 +14,7 @@ from ..errors import ContractError
 
 F32 = (torch.float32,)
 F8 = (torch.float8_e4m3fn,)
+I8 = (torch.int8,)
 I32 = (torch.int32,)
 U8 = (torch.uint8,)
 #: Formats that activations and weights of a stage may have.
@@ -72,18 +73,20 @@ class ArgCheck:
         scale_name: str,
         scale: Tensor | None,
         scale_shape: tuple[int | str, ...],
+        dtypes: tuple[torch.dtype, ...] = F8,
     ) -> Tensor:
-        """Checks a tensor that is float8_e4m3fn exactly where it has a scale, and the scale.
+        """Checks a tensor that has a low-bit format exactly where it has a scale, and the scale.
 
         Args:
             name, value, shape: as of :meth:`tensor`.
             scale_name, scale, scale_shape: likewise, float32; None for a tensor without.
+            dtypes: low-bit formats that the op takes here.
         """
-        self.tensor(name, value, shape, (*FLOATS, *F8))
+        self.tensor(name, value, shape, (*FLOATS, *dtypes))
         self.require(
-            (value.dtype in F8) == (scale is not None),
+            (value.dtype in dtypes) == (scale is not None),
             f"argument '{scale_name}'",
-            expected=f"a scale where '{name}' is float8_e4m3fn, and only there",
+            expected=f"a scale where '{name}' is {_names(dtypes)}, and only there",
             got=f"'{name}' of {_names((value.dtype,))}, {'no' if scale is None else 'a'} scale",
         )
         if scale is not None:
@@ -112,9 +115,10 @@ class ArgCheck:
         """Checks a weight [N, K], quantised with a scale a row where its input has a scale."""
         if x_scale is not None:
             self.tensor("x_scale", x_scale, (1,), F32)
-        self.quantised("weight", weight, shape, "weight_scale", weight_scale, shape[:1])
+        of_rows = (weight_scale, shape[:1])
+        self.quantised("weight", weight, shape, "weight_scale", *of_rows, dtypes=(*F8, *I8))
         self.require(
-            x_scale is None or weight_scale is not None,
+            x_scale is None or weight.dtype in F8,
             "argument 'weight'",
             expected="float8_e4m3fn where 'x' is quantised",
             got=_names((weight.dtype,)),

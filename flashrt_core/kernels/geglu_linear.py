@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .check import ArgCheck
-from .e4m3 import given, store
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .maths import geglu
 from .op import Lane, Op
+from .quantised import given, store
 
 
 def geglu_linear_ref(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from .e4m3 import E4M3
 from .op import Op
+from .quantised import E4M3
 
 Size = int | tuple[int, ...]
 
@@ -107,11 +107,12 @@ class Launcher(Protocol):
 
 def refuse_low_bit(op: Op, args: Iterable[Any]) -> None:
     """ContractError when a tensor is quantised and the op's launcher takes none such yet."""
-    if not op.low_bit and any(isinstance(a, Tensor) and a.dtype is E4M3 for a in args):
+    found = [a.dtype for a in args if isinstance(a, Tensor) and a.dtype in (E4M3, torch.int8)]
+    if found and not op.low_bit:
         raise ContractError(
             f"op {op.name!r} on device 'cuda'",
             expected="bfloat16 arguments",
-            got="float8_e4m3fn, for which it has no kernel yet",
+            got=f"{str(found[0]).removeprefix('torch.')}, for which it has no kernel yet",
             remedy="set precision to 'bf16', or device to 'cpu'",
         )
 

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .check import F32, ArgCheck
-from .e4m3 import given, store
 from .launch import Launcher, require_bf16, row_threads, stream_suffix
 from .op import Lane, Op
+from .quantised import given, store
 
 
 def layer_norm_ref(

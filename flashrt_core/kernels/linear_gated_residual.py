@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
-from .e4m3 import given
 from .launch import Launcher, require_bf16, row_threads
 from .maths import matmul
 from .op import Lane, Op
+from .quantised import given
 from .skinny import SkinnyPlan, choose_plan
 
 #: Fused kernels, best first.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .e4m3 import E4M3, quantise, rescaled
+from .quantised import E4M3, quantise, rescaled
 
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import F32, ArgCheck
-from .e4m3 import given, store
 from .launch import Launcher, require_bf16, row_threads, stream_suffix
 from .maths import rms_normalise
 from .op import Lane, Op
+from .quantised import given, store
 
 
 def rms_norm_ref(

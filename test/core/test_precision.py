@@ -69,7 +69,10 @@ def test_a_table_is_a_plan_like_a_preset(tmp_path: Path) -> None:
         ("base: bf16\nsites: {1: fp8}", "expected sites of .*got 1"),
         ("base: bf16\nsites: {last: int4}", "expected fp32 or bf16 or .* for last in .*'int4'"),
         ("base: bf16\nsites: {last: [fp8]}", "for last in .*got .'fp8'."),
-        ("base: bf16\nsites: {last: fp32}", "expected bf16 or fp8 or w8a16 for last with base"),
+        (
+            "base: bf16\nsites: {last: fp32}",
+            "expected bf16 or fp8 or w8a16 or i8a16 for last with base",
+        ),
         ("base: fp32\nsites: {last: fp8}", "expected fp32 for last with base fp32 in .*got fp8"),
         (
             "base: bf16\nsites: {'*': fp8}",

@@ -18,16 +18,17 @@ from flashrt_core.gemm import LINEAR, linear
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from flashrt_core.kernels.attention import attention
-from flashrt_core.kernels.e4m3 import E4M3, quantise, quantise_rows
 from flashrt_core.kernels.geglu_linear import geglu_linear
 from flashrt_core.kernels.launch import refuse_low_bit
 from flashrt_core.kernels.layer_norm import layer_norm
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
+from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows
 from flashrt_core.kernels.rms_norm import rms_norm
 
 from .helpers import BF16, assert_rounded_once, gelu, normal, rms, run
 
 EPS = 1e-6
+FORMS = ("fp8", "w8a16", "i8a16")
 Array = np.ndarray[Any, Any]
 
 
@@ -66,11 +67,13 @@ def quantised(x: Tensor, scale: float) -> Tensor:
     return quantise(x, scale_of(scale))
 
 
-def packed(rows: int, columns: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def packed(rows: int, columns: int, seed: int, form: str = "fp8") -> tuple[Tensor, Tensor, Tensor]:
     """A quantised weight, its scales, and what it stands for in float64."""
     weight = normal(rows, columns, seed=seed, std=columns**-0.5)
-    values, scale = quantise_rows(weight)
-    exact = torch.from_numpy(rounded((weight / scale[:, None]).double().numpy()))
+    whole = form == "i8a16"
+    values, scale = quantise_rows(weight, torch.int8 if whole else E4M3)
+    parts = (weight / scale[:, None]).double().numpy()
+    exact = torch.from_numpy(np.rint(parts) if whole else rounded(parts))
     assert torch.equal(values.double(), exact)
     return values, scale, exact * scale.double()[:, None]
 
@@ -103,6 +106,16 @@ def test_weights_use_the_whole_range_of_each_row() -> None:
     assert (error <= weight.abs() / 16 + scale[:, None] * 2.0**-10 + 1e-12).all()
 
 
+def test_whole_numbers_of_each_row() -> None:
+    weight = normal(5, 40, seed=1) * torch.tensor([1e-6, 1.0, 50.0, 1e5, 0.0])[:, None]
+    values, scale = quantise_rows(weight, torch.int8)
+    assert values.dtype is torch.int8
+    assert values.float().abs().amax(1).tolist() == [127.0] * 4 + [0.0]
+    assert ((values * scale[:, None] - weight).abs() <= scale[:, None] * 0.50001).all()
+    ties, _ = quantise_rows(torch.tensor([[127.0, 0.5, 1.5, -2.5, 126.5]]), torch.int8)
+    assert ties.tolist() == [[127, 0, 2, -2, 126]]
+
+
 def assert_product(out: Tensor, exact: Array | Tensor, scale: float | None = None) -> None:
     """``out`` is ``exact``, rounded once to its format; quantised: to E4M3 or its neighbour.
 
@@ -121,10 +134,11 @@ def assert_product(out: Tensor, exact: Array | Tensor, scale: float | None = Non
 
 
 @pytest.mark.parametrize("shape", [(24, 64, 96), (5, 1152, 33), (3, 7, 5)])
-@pytest.mark.parametrize("low", [True, False], ids=["fp8", "w8a16"])
-def test_linear(shape: tuple[int, int, int], low: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_linear(shape: tuple[int, int, int], form: str) -> None:
+    low = form == "fp8"
     rows, columns, width = shape
-    weight, weight_scale, w = packed(width, columns, 2)
+    weight, weight_scale, w = packed(width, columns, 2, form)
     x, bias = normal(rows, columns, seed=1, dtype=BF16), normal(width, seed=3)
     exact = torch.from_numpy(through(x, 2.0**-6)) if low else x.double()
     scales = {"weight_scale": weight_scale, "x_scale": scale_of(2.0**-6) if low else None}
@@ -146,10 +160,11 @@ def test_linear(shape: tuple[int, int, int], low: bool) -> None:
     assert_product(stream, added)
 
 
-@pytest.mark.parametrize("low", [True, False], ids=["fp8", "w8a16"])
-def test_geglu(low: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_geglu(form: str) -> None:
+    low = form == "fp8"
     rows, width, ffn = 9, 48, 40
-    weight, weight_scale, w = packed(2 * ffn, width, 2)
+    weight, weight_scale, w = packed(2 * ffn, width, 2, form)
     x = normal(rows, width, seed=1, dtype=BF16)
     exact = torch.from_numpy(through(x, 2.0**-5)) if low else x.double()
     scales = {"weight_scale": weight_scale, "x_scale": scale_of(2.0**-5) if low else None}
@@ -179,11 +194,12 @@ def _geglu_of(n: Tensor, w: Tensor, scale: float | None) -> Tensor:
     return gelu(n @ w[0::2].t()) * (n @ w[1::2].t())
 
 
-@pytest.mark.parametrize("low", [True, False], ids=["fp8", "w8a16"])
-def test_conditioned_qkv(low: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_conditioned_qkv(form: str) -> None:
     """Without a turn (angle 0) the outputs are the product's columns."""
+    low = form == "fp8"
     rows, width, dim, heads = 6, 32, 8, 3
-    weight, weight_scale, w = packed((heads + 2) * dim, width, 2)
+    weight, weight_scale, w = packed((heads + 2) * dim, width, 2, form)
     x, scale, shift = normal(rows, width, seed=1), normal(width, seed=4), normal(width, seed=5)
     n = rms(x.double(), EPS) * (1 + scale.double()) + shift.double()
     if low:
@@ -199,10 +215,11 @@ def test_conditioned_qkv(low: bool) -> None:
     assert_product(torch.cat((q, k, v), dim=1), n @ w.t())
 
 
-@pytest.mark.parametrize("low", [True, False], ids=["fp8", "w8a16"])
-def test_gated_residual(low: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_gated_residual(form: str) -> None:
+    low = form == "fp8"
     rows, columns, width = 10, 128, 24
-    weight, weight_scale, w = packed(width, columns, 2)
+    weight, weight_scale, w = packed(width, columns, 2, form)
     x, gate = normal(rows, columns, seed=1, dtype=BF16), normal(width, seed=3)
     out = normal(rows, width, seed=4, dtype=BF16)
     exact = torch.from_numpy(through(x, 2.0**-6)) if low else x.double()
@@ -262,7 +279,11 @@ def _good() -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"x_scale": None}, "argument 'x_scale': expected a scale where 'x' is float8_e4m3fn"),
-        ({"weight_scale": None}, "argument 'weight_scale': expected a scale where"),
+        (
+            {"weight_scale": None},
+            "argument 'weight_scale': expected a scale where 'weight' is float8_e4m3fn or int8",
+        ),
+        ({"x": torch.ones(3, 8).to(torch.int8)}, "argument 'x': expected .*, got int8"),
         ({"out_scale": None}, "argument 'out_scale': .*got 'out' of float8_e4m3fn, no scale"),
         ({"out": torch.empty(3, 6)}, "argument 'out_scale': .*got 'out' of float32, a scale"),
         ({"x": normal(3, 8, seed=2)}, "argument 'x_scale': .*got 'x' of float32, a scale"),
@@ -272,6 +293,10 @@ def _good() -> dict[str, Any]:
         (
             {"weight": normal(6, 8, seed=1), "weight_scale": None},
             "argument 'weight': expected float8_e4m3fn where 'x' is quantised, got float32",
+        ),
+        (
+            {"weight": torch.ones(6, 8).to(torch.int8)},
+            "argument 'weight': expected float8_e4m3fn where 'x' is quantised, got int8",
         ),
     ],
 )
@@ -297,4 +322,6 @@ def test_no_kernel_is_said_in_one_line() -> None:
     values = _good()
     with pytest.raises(ContractError, match="op 'linear' on device 'cuda'.*no kernel.*'bf16'"):
         refuse_low_bit(LINEAR, values.values())
+    with pytest.raises(ContractError, match="got int8, for which it has no kernel yet"):
+        refuse_low_bit(LINEAR, [torch.zeros(2, 2, dtype=torch.int8)])
     refuse_low_bit(LINEAR, [normal(2, 2, seed=1).bfloat16(), None, 3])

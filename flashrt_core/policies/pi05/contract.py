@@ -25,7 +25,7 @@ from ...contract import (
 )
 from ...errors import ContractError
 from ...kernels.picture import FIELDS
-from ...precision import LOW_BIT, Format, Precision
+from ...precision import LOW_BIT, STORED, Format, Precision
 from .config import SLOTS, GemmaConfig, Pi05Config
 from .sites import SITES, make_precision
 
@@ -122,7 +122,7 @@ def _quantised(buffers: Iterable[BufferSpec], plan: Precision) -> Iterator[Buffe
         if site is None or plan.sites[name] not in LOW_BIT:
             yield spec
             continue
-        yield replace(spec, dtype=DType.F8E4M3)
+        yield replace(spec, dtype=STORED[plan.sites[name]])
         *layers, width, _ = spec.shape
         scale = (site.weight_scale, (*layers, width), DType.F32, Role.STATIC)
         yield BufferSpec(*scale, doc="of each row")

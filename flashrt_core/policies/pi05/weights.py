@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...kernels.e4m3 import quantise_rows
+from ...kernels.quantised import quantise_rows
 from ...kernels.rope_rows import rope_rows_ref
 from ...tensors import TensorSource, TensorSpec
 from .config import GemmaConfig, Pi05Config
@@ -253,6 +253,6 @@ def fill(
     if scale is None:
         target[rows].copy_(tensor)
         return
-    values, of_rows = quantise_rows(tensor)
+    values, of_rows = quantise_rows(tensor, target.dtype)
     target[rows].copy_(values)
     scale[rows].copy_(of_rows)

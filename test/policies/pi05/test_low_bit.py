@@ -44,7 +44,7 @@ def test_formats_of_the_fp8_plan() -> None:
     of = {spec.name: spec for spec in contract.buffers}
     for name in ("vision.qkv", "vision.fc2", "trunk.gate_up", "trunk.down", "expert.qkv"):
         weight, scale = of[f"{name}_weight"], of[f"{name}_weight_scale"]
-        assert weight.dtype is DType.F8E4M3
+        assert weight.dtype is (DType.I8 if name.startswith("expert") else DType.F8E4M3)
         assert (scale.dtype, scale.shape) == (DType.F32, weight.shape[:2])
         assert scale.role is Role.STATIC
     assert of["trunk.gate_up_x_scale"].shape == (17,) and of["vision.fc1_x_scale"].shape == (27,)
@@ -87,10 +87,14 @@ def test_packed_weights_times_scales_are_the_weights() -> None:
             assert torch.equal(low.buffers[site.weight], wide.buffers[site.weight].bfloat16())
             continue
         weight, scale = low.buffers[site.weight].float(), low.buffers[site.weight_scale]
-        exact = wide.buffers[site.weight]
-        assert torch.equal(weight.abs().amax(-1), torch.full_like(scale, 448.0)), name
+        exact, whole = wide.buffers[site.weight], name.startswith("expert")
+        top = torch.full_like(scale, 127.0 if whole else 448.0)
+        assert torch.equal(weight.abs().amax(-1), top), name
         error = (weight * scale[..., None] - exact).abs()
-        assert (error <= exact.abs() / 16 + scale[..., None] * 2.0**-10).all(), name
+        limit = 0.50001 * scale[..., None] + 0 * exact
+        if not whole:
+            limit = exact.abs() / 16 + scale[..., None] * 2.0**-10
+        assert (error <= limit).all(), name
 
 
 def test_nothing_static_is_left_out() -> None:
@@ -156,9 +160,9 @@ def test_tiny_stays_within_the_gates(tiny: LoadOptions) -> None:
     assert report.passed, [gate for gate in report.gates if not gate.passed]
     assert report.decisions == 64
     assert report.calibration != "none" and report.precision.startswith("bf16; fp8: vision.qkv")
-    # It is quantised at all: bf16 alone is ten times closer.
+    # It is quantised at all: bf16 alone stays within 0.006 and 0.003.
     assert report.stages["context: keys"].relative > 0.03
-    assert report.stages["action: actions from the found context"].relative > 0.005
+    assert report.stages["action: actions from the found context"].relative > 0.004
 
 
 def test_an_observation_of_the_calibration_is_refused(tiny: LoadOptions) -> None:
@@ -176,7 +180,7 @@ def test_two_layers_of_the_true_widths_stay_within_the_gates(tmp_path: Path) -> 
         steps=4,
         extra=sizes,
     )
-    report = fidelity(calibrated(options, tmp_path / "cut.json", count=1), count=2, noises=2)
+    report = fidelity(calibrated(options, tmp_path / "cut.json", count=1), count=1, noises=2)
     assert report.passed, [gate for gate in report.gates if not gate.passed]
 
 
@@ -199,6 +203,7 @@ sites:
   prefix.qkv: bf16
   "expert.*": fp8
   expert.down: w8a16
+  expert.qkv: i8a16
 """
 
 

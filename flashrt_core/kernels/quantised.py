@@ -1,7 +1,7 @@
-"""E4M3: what every low-bit reference does to a number, and how weights come to their scales.
+"""What every low-bit reference does to a number, and how weights come to their scales.
 
-A quantised tensor holds q = rne(clamp(x / scale, +-448)) as float8_e4m3fn: 3 bits behind the
-leading one, full precision down to 2^-6, then even steps of 2^-9.
+E4M3 holds q = rne(clamp(x / scale, +-448)): 3 bits behind the leading one, full precision down to
+2^-6, then even steps of 2^-9. int8, for weights alone, holds rne(x / scale) in +-127.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
-E4M3_MAX = 448.0
+E4M3_MAX, INT8_MAX = 448.0, 127.0
 
 
 def quantise(x: Tensor, scale: Tensor) -> Tensor:
@@ -23,14 +23,17 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
 
-def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights with one scale a row: E4M3 [N, K] and float32 [N]; the largest becomes 448.
+def quantise_rows(weight: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Tensor]:
+    """Weights [N, K] in E4M3 or int8 with one scale a row, float32 [N].
 
-    A row of zeros has the scale 1.
+    The largest number of a row becomes 448, or 127; a row of zeros has the scale 1.
     """
     weight = weight.float()
-    scale = weight.abs().amax(dim=1) / E4M3_MAX
+    scale = weight.abs().amax(dim=1) / (INT8_MAX if dtype is torch.int8 else E4M3_MAX)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    if dtype is torch.int8:
+        whole = torch.round(weight / scale[:, None])  # to even
+        return whole.clamp_(-INT8_MAX, INT8_MAX).to(dtype), scale
     return quantise(weight, scale[:, None]), scale
 
 
