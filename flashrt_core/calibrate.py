@@ -9,7 +9,7 @@ from .calibration import METHODS, Calibration, key_of
 from .checkpoint import Progress
 from .devices import REFERENCE_CUDA, open_device
 from .errors import InputError, OptionError
-from .load import LoadOptions, make_plan, precision_of, start
+from .load import LoadOptions, configuration, make_plan, precision_of, start
 from .observations import Sample, digest_of
 from .observer import Observer
 from .policies import find_policy
@@ -47,7 +47,9 @@ def calibrate(
     plan_for = precision_of(options)
     _check(options, bool(plan_for.calibrated), method, percentile)
     wide = replace(options, precision=str(plan_for.base), max_sessions=1, capsule_slots=0)
-    observer = Observer(find_policy(options.policy).sites)
+    policy = find_policy(options.policy)
+    config = policy.of_activations(configuration(options)[1])
+    observer = Observer(policy.sites)
     device = open_device(options.device, threads=options.threads)
     try:
         plan = make_plan(wide, device, told)
@@ -65,7 +67,7 @@ def calibrate(
         if not digests:
             raise InputError("observations", expected="at least one", got="none")
         return Calibration(
-            key=key_of(plan.fingerprint, plan_for, plan.processor.encoding),
+            key=key_of(plan.fingerprint, plan_for, config=config, encoding=plan.processor.encoding),
             recorder={"arch": device.arch, "library": device.library, "observations": origin},
             observations=tuple(digests),
             method=method,

@@ -117,13 +117,18 @@ class Calibration:
 
 
 def key_of(
-    fingerprint: Fingerprint, precision: Precision, encoding: Mapping[str, str]
+    fingerprint: Fingerprint, precision: Precision, *, config: Any, encoding: Mapping[str, str]
 ) -> dict[str, str]:
     """What scales for ``precision`` on the rest of a plan belong to.
 
-    ``encoding`` is what of the host-side transforms the network's inputs depend on.
+    ``config`` and ``encoding`` are what of the configuration and of the host-side transforms the
+    network's activations depend on.
     """
-    own = {"precision": str(precision), "encoding": sha256_of(dict(encoding))}
+    own = {
+        "config": sha256_of(config),
+        "precision": str(precision),
+        "encoding": sha256_of(dict(encoding)),
+    }
     return {name: own.get(name) or fingerprint.parts[name] for name in KEY}
 
 

@@ -310,7 +310,8 @@ def _calibration(
 ) -> Calibration | None:
     if not choice.precision.calibrated:
         return None
-    key = key_of(identity, choice.precision, processor.encoding)
+    config = choice.policy.of_activations(choice.config)
+    key = key_of(identity, choice.precision, config=config, encoding=processor.encoding)
     return find_calibration(options.calibration, key, choice.precision, calibrate_command(options))
 
 

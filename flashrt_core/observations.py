@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InputError, OptionError
+from .images import Frame
 from .policies.base import Observation
 
 Array = np.ndarray[Any, Any]
@@ -65,9 +66,12 @@ def read_observations(path: Path, views: tuple[str, ...]) -> Iterator[Sample]:
 
 
 def digest_of(sample: Sample) -> str:
-    """SHA-256 of a prompt and an observation, whatever its stamp."""
+    """SHA-256 of a prompt and an observation, whatever its stamp and the layout of its images."""
     prompt, observation = sample
-    parts = {f"image.{view}": image for view, image in sorted(observation.images.items())}
+    parts = {
+        f"image.{view}": image.rgb() if isinstance(image, Frame) else image
+        for view, image in sorted(observation.images.items())
+    }
     if observation.state is not None:
         parts["state"] = np.asarray(observation.state, np.float32)
     layout = [(name, list(part.shape), str(part.dtype)) for name, part in parts.items()]

@@ -25,25 +25,25 @@ class Gates:
     """Limits that a qualified pipeline keeps.
 
     Attributes:
-        mean_cosine: between a row of actions and the reference's, the mean over all rows.
         min_cosine: between a row of actions and the reference's, the least over all rows.
         max_error: largest absolute difference of an action, in the network's units (about [-1, 1]).
         max_stage_error: root mean square of a stage's error over that of what was expected.
+        mean_cosine: as ``min_cosine``, the mean over all rows; -1 is no limit.
     """
 
-    mean_cosine: float
     min_cosine: float
     max_error: float
     max_stage_error: float
+    mean_cosine: float = -1.0
 
 
 #: By the tier of a precision plan. float32 leaves only the order of summation. bfloat16 keeps 8
 #: bits (2e-3 a rounding); over the depth that grew to 7e-3 of keys and values at full depth and
 #: narrow width. E4M3 keeps 4 bits (2.6 % a rounding, root mean square, of weights and inputs each).
 GATES: Mapping[str, Gates] = {
-    "fp32": Gates(0.999999, 0.999999, max_error=1e-4, max_stage_error=1e-4),
-    "bf16": Gates(0.9995, 0.999, max_error=0.1, max_stage_error=0.03),
-    "fp8": Gates(0.999, 0.995, max_error=0.5, max_stage_error=0.15),
+    "fp32": Gates(0.999999, max_error=1e-4, max_stage_error=1e-4, mean_cosine=0.999999),
+    "bf16": Gates(0.999, max_error=0.1, max_stage_error=0.03, mean_cosine=0.9995),
+    "fp8": Gates(0.995, max_error=0.5, max_stage_error=0.15, mean_cosine=0.999),
 }
 
 

@@ -160,6 +160,9 @@ class Policy(Protocol):
     def config(self, preset: str, **overrides: Any) -> Any:
         """A frozen dataclass of sizes; OptionError on an unknown preset, name or bad value."""
 
+    def of_activations(self, config: Any) -> Any:
+        """The configuration without what no activation depends on."""
+
     def precision(self, value: str | Path) -> Precision:
         """The plan of a preset's name or of a YAML file; OptionError on anything else."""
 

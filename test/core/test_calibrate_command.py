@@ -61,7 +61,7 @@ def test_a_plan_finds_the_scales_where_the_command_put_them(
     assert [plan["plan"] for plan in plans] == ["bf16", "fp8"]
     assert plans[0]["calibration"] == "none"
     assert plans[1]["calibration"] == read_calibration(written).digest
-    assert plans[1]["precision"].startswith("bf16; fp8: vision.qkv")
+    assert plans[1]["precision"].startswith("bf16; fp8: vision.out")
     rows = [plan["stages"]["decision: actions"] for plan in plans]
     assert rows[0]["mean_cosine"] > rows[1]["mean_cosine"] > 0.99
     assert plans[0]["decisions"] == 4 and len(plans[1]["joints"]) == 7

@@ -335,8 +335,8 @@ def test_a_calibration_fits_its_plan_and_no_other(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=f"a stale one, of other {part}; run flashrt calib"):
             load(replace(options, **change))
-    # What only concerns the way out of the network changes no activation.
-    load(replace(options, delta_actions=(True,) * 7))
+    # Neither the way out of the network nor the layout of images changes an activation.
+    load(replace(options, delta_actions=(True,) * 7, camera_bytes=240 * 320 * 3))
 
 
 def test_wide_plans_read_no_calibration(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_fault_is_seen_in_its_stage(buffer: str, stages: set[str]) -> None:
 
 def test_each_gate_can_fail() -> None:
     session = open_session()
-    passing = Gates(mean_cosine=0.5, min_cosine=0.5, max_error=1.0, max_stage_error=1.0)
+    passing = Gates(min_cosine=0.5, max_error=1.0, max_stage_error=1.0)
     assert run(session, gates=passing).passed
     for change, name in (
         ({"mean_cosine": 1.1}, "mean cosine of action rows"),
@@ -138,7 +138,7 @@ def test_errors_by_hand() -> None:
 def test_gates_of_unknown_plans() -> None:
     with pytest.raises(OptionError, match="gates of precision 'int1'.*or every limit"):
         gates_for("int1", min_cosine=0.9)
-    every = {"mean_cosine": 0.9, "min_cosine": 0.9, "max_error": 1.0, "max_stage_error": 1.0}
+    every = {"min_cosine": 0.9, "max_error": 1.0, "max_stage_error": 1.0}
     assert gates_for("int1", **every).max_error == 1.0
     assert gates_for("fp32", min_cosine=0.5).min_cosine == 0.5
 

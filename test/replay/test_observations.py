@@ -28,7 +28,7 @@ def test_observations_at_the_node_s_rate(recording: Path, parameter_path: Path) 
     for _, observation in found:
         assert set(observation.images) == {"base_0_rgb", "left_wrist_0_rgb"}
         assert all(
-            image.shape == (64, 96, 3) and image.dtype == np.uint8
+            isinstance(image, np.ndarray) and image.shape == (64, 96, 3) and image.dtype == np.uint8
             for image in observation.images.values()
         )
         assert observation.state is not None and observation.state.shape == (7,)

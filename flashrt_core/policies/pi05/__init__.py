@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ class Pi05Policy:
     def config(self, preset: str, **overrides: Any) -> Pi05Config:
         """Sizes of a preset with single values replaced; OptionError on anything unknown."""
         return make_config(preset, **overrides)
+
+    def of_activations(self, config: Pi05Config) -> Pi05Config:
+        """The same for cameras whose images the host resizes: both ways give the same pixels."""
+        return replace(config, camera_bytes=0)
 
     def precision(self, value: str | Path) -> Precision:
         """The plan of a name or a YAML file; OptionError otherwise."""

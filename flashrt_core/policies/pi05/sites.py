@@ -46,9 +46,10 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
         "base": "bf16",
         "sites": {
             # What stays wide costs little and matters most (docs/numerics.md): the projector makes
-            # every image row of the trunk, the others keys and values as the expert reads them.
+            # every image row of the trunk, products of q, k and v what attention compares and mixes.
             "vision.*": "fp8",
             "vision.patch": "bf16",
+            "vision.qkv": "bf16",
             "prefix.*": "fp8",
             "prefix.qkv": "bf16",
             "prefix.last_kv": "bf16",

@@ -42,7 +42,7 @@ def test_every_site_has_its_weights_and_input() -> None:
 def test_formats_of_the_fp8_plan() -> None:
     contract = contract_of("fp8")
     of = {spec.name: spec for spec in contract.buffers}
-    for name in ("vision.qkv", "vision.fc2", "trunk.gate_up", "trunk.down", "expert.qkv"):
+    for name in ("vision.out", "vision.fc2", "trunk.gate_up", "trunk.down", "expert.qkv"):
         weight, scale = of[f"{name}_weight"], of[f"{name}_weight_scale"]
         assert weight.dtype is (DType.I8 if name.startswith("expert") else DType.F8E4M3)
         assert (scale.dtype, scale.shape) == (DType.F32, weight.shape[:2])
@@ -51,7 +51,7 @@ def test_formats_of_the_fp8_plan() -> None:
     # Weights alone: no scale of the input. In full: none at all.
     for name in ("expert.qkv_x_scale", "expert.down_x_scale", "vision.patch_weight_scale"):
         assert name not in of
-    for name in ("trunk.qkv", "trunk.last_kv", "vision.patch"):
+    for name in ("trunk.qkv", "trunk.last_kv", "vision.patch", "vision.qkv"):
         assert of[f"{name}_weight"].dtype is DType.BF16
     for name in ("vision_mixed", "vision_hidden", "trunk_mixed", "trunk_hidden"):
         assert of[f"{name}_fp8"].dtype is DType.F8E4M3 and name not in of
@@ -71,7 +71,7 @@ def test_fp8_halves_the_weights() -> None:
         static = [spec for spec in buffers if spec.role is Role.STATIC]
         weights = [spec for spec in static if spec.name != "trunk.embedding"]
         sizes[precision] = sum(spec.nbytes for spec in weights)
-    assert 0.5 < sizes["fp8"] / sizes["bf16"] < 0.53
+    assert 0.5 < sizes["fp8"] / sizes["bf16"] < 0.55
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -83,7 +83,8 @@ def test_packed_weights_times_scales_are_the_weights() -> None:
     wide, low = Pipeline(TINY), Pipeline(TINY, precision="fp8")
     for name, site in POLICY.sites.items():
         if site.weight_scale not in low.buffers:
-            assert name in ("vision.patch", "projector", "prefix.qkv", "prefix.last_kv")
+            wide_sites = ("vision.patch", "vision.qkv", "projector", "prefix.qkv", "prefix.last_kv")
+            assert name in wide_sites
             assert torch.equal(low.buffers[site.weight], wide.buffers[site.weight].bfloat16())
             continue
         weight, scale = low.buffers[site.weight].float(), low.buffers[site.weight_scale]
@@ -159,9 +160,9 @@ def test_tiny_stays_within_the_gates(tiny: LoadOptions) -> None:
     report = fidelity(tiny, count=16, noises=4)
     assert report.passed, [gate for gate in report.gates if not gate.passed]
     assert report.decisions == 64
-    assert report.calibration != "none" and report.precision.startswith("bf16; fp8: vision.qkv")
+    assert report.calibration != "none" and report.precision.startswith("bf16; fp8: vision.out")
     # It is quantised at all: bf16 alone stays within 0.006 and 0.003.
-    assert report.stages["context: keys"].relative > 0.03
+    assert report.stages["context: keys"].relative > 0.02
     assert report.stages["action: actions from the found context"].relative > 0.004
 
 
