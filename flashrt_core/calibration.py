@@ -74,7 +74,7 @@ class Calibration:
         """Scale of a site's input, a number a layer: the least power of two that fits the range.
 
         A division by a power of two is exact, so a kernel may multiply by the inverse and get the
-        same bits; and E4M3 has the same precision wherever a number lies in its upper 14 binades.
+        same bits; and E4M3 has the same precision wherever a number lies in its upper 13 binades.
         """
         return [power_of_two(value / _LARGEST) for value in getattr(self.sites[site], self.method)]
 

@@ -46,7 +46,7 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
         "base": "bf16",
         "sites": {
             # What stays wide costs little and matters most (docs/numerics.md): the projector makes
-            # every image row of the trunk, products of q, k and v what attention compares and mixes.
+            # every image row of the trunk; q, k and v are what attention compares and mixes.
             "vision.*": "fp8",
             "vision.patch": "bf16",
             "vision.qkv": "bf16",

@@ -166,6 +166,12 @@ def test_tiny_stays_within_the_gates(tiny: LoadOptions) -> None:
     assert report.stages["action: actions from the found context"].relative > 0.004
 
 
+def test_outlier_channels_stay_within_the_gates(tmp_path: Path) -> None:
+    options = replace(OPTIONS, checkpoint="outliers:0")
+    report = fidelity(calibrated(options, tmp_path / "scales.json"), count=4, noises=4)
+    assert report.passed, [gate for gate in report.gates if not gate.passed]
+
+
 def test_an_observation_of_the_calibration_is_refused(tiny: LoadOptions) -> None:
     with pytest.raises(InputError, match="observation 1: expected one that .* not calibrated on"):
         fidelity(tiny, count=1, noises=1, seed=1)
