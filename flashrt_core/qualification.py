@@ -110,8 +110,14 @@ class Report:
         return all(gate.passed for gate in self.gates)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "passed": self.passed}
+        """Plain values for JSON; ``fidelity`` is the decision in three numbers."""
+        *_, decision = self.stages.values()
+        fidelity = {
+            "cosine_mean": decision.mean_cosine,
+            "cosine_min_row": decision.min_cosine,
+            "pairs": self.decisions,
+        }
+        return {**asdict(self), "fidelity": fidelity, "passed": self.passed}
 
 
 def gates_for(tier: str, **changes: float | None) -> Gates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flashrt_core import cli_calibrate
 from flashrt_core.calibration import read_calibration
 from flashrt_core.cli import USER_ERROR, app, run
 from flashrt_core.errors import OptionError
+from flashrt_core.images import Frame
 from flashrt_core.observations import digest_of, made_up_observations, read_observations
 
 VIEWS = ("base_0_rgb", "left_wrist_0_rgb")
@@ -65,7 +67,12 @@ def test_a_plan_finds_the_scales_where_the_command_put_them(
     rows = [plan["stages"]["decision: actions"] for plan in plans]
     assert rows[0]["mean_cosine"] > rows[1]["mean_cosine"] > 0.99
     assert plans[0]["decisions"] == 4 and len(plans[1]["joints"]) == 7
-    for row in rows:
+    for row, plan in zip(rows, plans, strict=True):
+        assert plan["fidelity"] == {
+            "cosine_mean": row["mean_cosine"],
+            "cosine_min_row": row["min_cosine"],
+            "pairs": 4,
+        }
         assert row["cosines"]["0"] == row["min_cosine"]
         assert row["errors"]["100"] == row["max_abs"]
     assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 10_000
@@ -123,6 +130,9 @@ def test_observations_of_a_file_are_those_that_were_written(tmp_path: Path) -> N
     found = list(read_observations(file, VIEWS))
     wanted = list(made_up_observations(VIEWS, 7, 3, 4))
     assert [digest_of(each) for each in found] == [digest_of(each) for each in wanted]
+    prompt, seen = wanted[0]
+    frames = {view: Frame.of_rgb(np.asarray(image)) for view, image in seen.images.items()}
+    assert digest_of((prompt, replace(seen, images=frames, stamp_ns=7))) == digest_of(wanted[0])
     without = list(read_observations(write_npz(tmp_path / "b.npz", state=None), VIEWS[:1]))
     assert without[0][1].state is None and set(without[0][1].images) == {VIEWS[0]}
     assert digest_of(without[0]) != digest_of(found[0])

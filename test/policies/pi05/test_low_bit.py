@@ -184,7 +184,7 @@ def test_two_layers_of_the_true_widths_stay_within_the_gates(tmp_path: Path) -> 
         preset="base",
         views=TWO[:1],
         prompt_buckets=(48,),
-        steps=4,
+        steps=2,
         extra=sizes,
     )
     report = fidelity(calibrated(options, tmp_path / "cut.json", count=1), count=1, noises=2)
