@@ -79,11 +79,17 @@ class Calibration:
         return [power_of_two(value / _LARGEST) for value in getattr(self.sites[site], self.method)]
 
     def fill(self, sites: Mapping[str, Site], buffers: Mapping[str, Tensor]) -> None:
-        """Writes the scales into the buffers that a plan has for them."""
+        """Writes the scales into the buffers that a plan has for them.
+
+        OptionError where a site has not one range a layer.
+        """
         for name, site in sites.items():
             if site.x_scale in buffers:
-                target = buffers[site.x_scale]
-                target.copy_(target.new_tensor(self.scales(name)))
+                target, scales = buffers[site.x_scale], self.scales(name)
+                if len(scales) != target.numel():
+                    got = f"a malformed one, {len(scales)} for {name}"
+                    raise _error(f"{target.numel()} ranges, one a layer", got, None, _AGAIN)
+                target.copy_(target.new_tensor(scales))
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all; OptionError where that is not possible."""
