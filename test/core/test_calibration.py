@@ -34,6 +34,7 @@ from flashrt_core.kernels.op import Lane
 from flashrt_core.load import LoadOptions, calibrate_command, load
 from flashrt_core.observations import made_up_observations
 from flashrt_core.observer import Observer
+from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format, Precision, Site
 
 PLAN = Precision(Format.BF16, {"a": Format.FP8, "b": Format.W8A16})
@@ -218,6 +219,14 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
         FOUND.write(tmp_path / "file" / "scales.json")
 
 
+def test_ranges_are_one_a_layer() -> None:
+    buffers = {"a_x_scale": torch.zeros(2), "b_weight": torch.zeros(3)}
+    FOUND.fill({"a": Site("a_weight"), "b": Site("b_weight")}, buffers)
+    assert buffers["a_x_scale"].tolist() == FOUND.scales("a")
+    with pytest.raises(OptionError, match="expected 3 ranges, one a layer, got a malformed one, 2"):
+        FOUND.fill({"a": Site("a_weight")}, {"a_x_scale": torch.zeros(3)})
+
+
 # ---- the observer --------------------------------------------------------------------------------
 
 SITES = {
@@ -311,6 +320,7 @@ def test_a_calibration_repeats_and_follows_its_observations() -> None:
     assert len(set(first.observations)) == 2 and first.recorder["arch"].startswith("cpu")
     more = made(count=3)
     assert more.observations[:2] == first.observations
+    assert set(first.sites) == set(POLICY.sites), "a product that the observer does not see"
     for name, each in first.sites.items():
         assert all(a <= b for a, b in zip(each.amax, more.sites[name].amax, strict=True))
     assert [len(first.sites[f"expert.{n}"].amax) for n in ("qkv", "out", "gate_up", "down")] == [
