@@ -14,6 +14,7 @@ from .calibration import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
+from .devices.overlap import DEFAULT as OVERLAP
 from .engine import Engine, Plan
 from .errors import DeviceError, OptionError, WeightsError
 from .files import local_path
@@ -58,7 +59,8 @@ class LoadOptions:
         max_sessions, capsule_slots: what is allocated for sessions and capsules.
         threads: torch threads on the CPU device; 0 leaves torch's choice.
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
-            ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`).
+            ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
+            default in the stage ``action``.
         camera_bytes: most bytes of a camera's image: images then go to the device as they come and
             are decoded and resized there, with the host's grey levels. 0: the host does it.
     """
@@ -85,7 +87,7 @@ class LoadOptions:
     max_sessions: int = 4
     capsule_slots: int = 4
     threads: int = 0
-    overlap: str | bool = "on"
+    overlap: str | bool = OVERLAP
     camera_bytes: int = 0
 
 

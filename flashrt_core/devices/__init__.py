@@ -7,6 +7,7 @@ import torch
 from ..errors import DeviceError, OptionError
 from .base import Device, Program, Segment
 from .cpu import CpuDevice
+from .overlap import DEFAULT
 
 __all__ = ["DEVICES", "Device", "Program", "Segment", "open_device"]
 
@@ -15,7 +16,7 @@ DEVICES = ("cpu", "cuda")
 REFERENCE_CUDA = "reference_cuda"
 
 
-def open_device(name: str, *, threads: int = 0, overlap: str | bool = "on") -> Device:
+def open_device(name: str, *, threads: int = 0, overlap: str | bool = DEFAULT) -> Device:
     """The device called ``name``.
 
     ``threads`` is for the CPU device, ``overlap`` for the CUDA device.

@@ -26,7 +26,7 @@ from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
 from .cuda_staging import Staging
-from .overlap import Overlap
+from .overlap import DEFAULT, Overlap
 
 _ALIGNMENT = 256  # bytes; what the driver's own allocations have
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
@@ -87,7 +87,7 @@ class CudaDevice:
 
     name = "cuda"
 
-    def __init__(self, *, overlap: str | bool = "on") -> None:
+    def __init__(self, *, overlap: str | bool = DEFAULT) -> None:
         allowed = Overlap.parse(overlap)
         # Whatever fails from here on, what was opened before it is closed again.
         with ExitStack() as opened:

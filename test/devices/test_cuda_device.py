@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,6 +212,8 @@ def test_the_fastest_way_is_timed_once_and_kept(
     class Clock:
         def __init__(self, driver: Any, stream: Any, name: str, calls: Any) -> None:
             timed.append(name)
+            for call in calls:
+                call()
             self.best = {"slow": 9.0, "fast": 3.0}[name]
 
         def measure(self, rounds: int) -> None: ...
@@ -219,13 +222,23 @@ def test_the_fastest_way_is_timed_once_and_kept(
 
     monkeypatch.setattr(cuda_launcher, "Timing", Clock)
     ours._gemm = SimpleNamespace(choice=kept.get, keep_choice=kept.__setitem__)
-    ways = {name: (lambda x, name=name: done.append(name)) for name in ("slow", "fast")}
+    overlapping = []
+
+    def way(name: str, x: torch.Tensor) -> None:
+        done.append(name)
+        if not ours._planning:
+            overlapping.append(not ours._boundary)
+            ours._boundary = False  # as a launch leaves it
+
+    ways = {name: partial(way, name) for name in ("slow", "fast")}
     for planning in (True, False, True):
         ours.begin(planning=planning)
         ours.fastest("op 4 4", ways, torch.zeros(4))
     assert kept == {"op 4 4": "fast"}
     assert timed == ["slow", "fast"]
-    assert done == ["slow", "fast", "fast", "fast", "fast"]
+    raced = cuda_launcher._REPEATS
+    assert done == ["slow", "fast", *["slow"] * raced, *["fast"] * raced, "fast", "fast", "fast"]
+    assert not any(overlapping[: 2 * raced]), "a way must not overlap with its own repetition"
 
 
 def test_unknown_kernel(launcher: Any) -> None:

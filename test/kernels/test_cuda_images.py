@@ -32,7 +32,7 @@ CASES = {
 def device() -> Iterator[Any]:
     from flashrt_core.devices.cuda import CudaDevice
 
-    device = CudaDevice()
+    device = CudaDevice(overlap="on")
     yield device
     device.close()
 

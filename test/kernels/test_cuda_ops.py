@@ -58,7 +58,7 @@ FLOAT32 = 2e-5
 def device() -> Iterator[Any]:
     from flashrt_core.devices.cuda import CudaDevice
 
-    device = CudaDevice()
+    device = CudaDevice(overlap="on")
     # Products are timed on weights anywhere in the device's memory.
     device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
     yield device
