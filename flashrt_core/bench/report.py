@@ -73,6 +73,9 @@ def peer_lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
+_PEER_SPACE = 3.0  # a peer's bar is at most that many times as long as our longest
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """Each case's stages, stacked, with its roofline, and the peer's fastest path beside; a PNG."""
     import matplotlib
@@ -94,7 +97,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     floors = [sum(case["roofline_ms"].values()) for case in cases]
     if all(floors):
         axes.plot(floors, places, "k|", markersize=12, label="roofline")
-    _draw_peers(axes, cases, height)
+    _draw_peers(axes, cases, height, most=_PEER_SPACE * max(low))
     names = ["{views} x {prompt_tokens} x {horizon}".format(**case) for case in cases]
     axes.set_yticks(places, names)
     axes.invert_yaxis()
@@ -108,7 +111,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_peers(axes: Any, cases: Sequence[dict[str, Any]], height: float) -> None:
+def _draw_peers(axes: Any, cases: Sequence[dict[str, Any]], height: float, most: float) -> None:
+    """Bars of the peer, cut at ``most`` ms, where ours would be too short to read."""
     best = {
         place: min(case["peers"], key=lambda row: row["ms"]["p50"])
         for place, case in enumerate(cases)
@@ -120,6 +124,8 @@ def _draw_peers(axes: Any, cases: Sequence[dict[str, Any]], height: float) -> No
     label = f"{row['name']} {row['version']}, {row['path'].replace('_', ' + ')}"
     values = [row["ms"]["p50"] for row in best.values()]
     places = [place + height for place in best]
-    axes.barh(places, values, height, color="0.8", label=label)
-    for place, value in zip(places, values, strict=True):
-        axes.text(value, place, f" {value:.1f}", va="center", fontsize=8, color="0.4")
+    shown = [min(value, most) for value in values]
+    axes.barh(places, shown, height, color="0.8", label=label)
+    for place, end, value in zip(places, shown, values, strict=True):
+        mark = "" if end == value else " \N{RIGHTWARDS ARROW}"
+        axes.text(end, place, f"{mark} {value:.1f}", va="center", fontsize=8, color="0.4")
