@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -38,13 +37,13 @@ from .cli_options import (
 )
 from .cli_qualify import qualify_command
 from .contract import Contract
-from .errors import FlashRTError
 from .load import Description, LoadOptions, describe
 from .specs import BufferSpec, Role
-from .terminal import Ended, terminal_or_file, unwinding_on_signals
+from .terminal import USER_ERROR, run_command, terminal_or_file
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-USER_ERROR = 2  # exit status of everything that the user can put right; 1 is a failed check
+
+__all__ = ["USER_ERROR", "app", "as_dict", "render", "run"]
 
 app = typer.Typer(
     name="flashrt",
@@ -268,20 +267,5 @@ def _bytes(count: int) -> str:
 
 
 def run(application: Callable[[], Any] = app) -> int:
-    """Run the command line; the exit status, 128 + its number where a signal ended it.
-
-    An error of this package and an interruption are one line on stderr, never a traceback; any
-    other error is a defect and keeps its traceback.
-    """
-    try:
-        with unwinding_on_signals():
-            application()
-    except FlashRTError as error:
-        print(f"flashrt: error: {error}", file=sys.stderr)
-        return USER_ERROR
-    except Ended as end:
-        print(f"flashrt: {end}", file=sys.stderr)
-        return 128 + end.number
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    return 0
+    """Run the command line; its exit status, as :func:`~flashrt_core.terminal.run_command`."""
+    return run_command(application)

@@ -38,6 +38,7 @@ from .cli_progress import progress_bars
 from .errors import OptionError
 from .load import LoadOptions
 from .observations import Sample, made_up_observations, read_observations
+from .outputs import check_output
 from .policies.base import Processor
 from .terminal import terminal_or_file
 
@@ -89,6 +90,8 @@ def calibrate_command(
     Runs on the references: on the CPU, or with --device reference_cuda on a GPU.
     """
     options = plan_of(locals())
+    if output is not None:
+        output = check_output("--output", output)
     samples, origin = sample_source(
         npz=npz, bag=bag, params=params, made_up=made_up, seed=seed, limit=limit
     )
@@ -102,9 +105,11 @@ def calibrate_command(
             told=told,
             decided=decided,
         )
+    console = terminal_or_file()
+    render(found, console)  # before anything can go wrong with the file
     path = output or default_path(found.key)
     found.write(path)
-    render(found, path, terminal_or_file())
+    console.print(f"written to {path}", soft_wrap=True)
 
 
 def sample_source(
@@ -148,7 +153,7 @@ def _made_up(count: int, seed: int, processor: Processor) -> Iterator[Sample]:
     return made_up_observations(processor.views, processor.state_dim, count, seed)
 
 
-def render(found: Calibration, path: Path, console: Console) -> None:
+def render(found: Calibration, console: Console) -> None:
     """A table of what was found, the largest over the layers of a site."""
     count, origin = len(found.observations), found.recorder["observations"]
     console.print(f"[bold]{found.key['policy']}, {found.key['precision']}[/bold]")
@@ -158,4 +163,3 @@ def render(found: Calibration, path: Path, console: Console) -> None:
         table.add_row(name, f"{max(each.amax):.4g}", f"{max(each.percentile):.4g}")
     console.print(table)
     console.print(f"digest {found.digest}")
-    console.print(f"written to {path}", soft_wrap=True)

@@ -64,7 +64,7 @@ def plan_of(arguments: Mapping[str, Any]) -> LoadOptions:
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         raise OptionError(
             "option 'prompt_buckets'", expected="whole numbers, separated by commas", got=repr(text)
         )

@@ -37,6 +37,7 @@ from .cli_options import (
 from .cli_progress import progress_bars
 from .load import LoadOptions, calibration_of, configuration, load, precision_of, qualifier
 from .observations import Sample, made_up_observations, read_observations
+from .outputs import check_figure
 from .policies.base import Processor
 from .qualification import Error, Gates, Report, gates_for, qualify
 from .terminal import terminal_or_file
@@ -50,7 +51,7 @@ Npz = Annotated[Path | None, option("File of observations to compare on instead.
 Seed = Annotated[int, option("Seed of the made-up observations.", 0)]
 Place = Annotated[str, option("Where torch computes the reference: cpu or cuda.")]
 Limit = Annotated[float | None, option("Gate, instead of the precision plan's.")]
-Figure = Annotated[Path | None, option("PNG file.")]
+Figure = Annotated[Path | None, option("File: .png, .pdf, .svg, ...")]
 
 
 def qualify_command(
@@ -87,6 +88,7 @@ def qualify_command(
 
     Observations are made up, or those of a file; exit status 1 when a gate fails.
     """
+    figure = figure and check_figure("--figure", figure)
     limits = {
         "mean_cosine": mean_cosine,
         "min_cosine": min_cosine,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError
+from .outputs import whole_file
 
 # Okabe-Ito: told apart with any colour vision, and in print.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -14,7 +14,7 @@ _LEAST = 1e-9  # of 1 - cosine: what float64 leaves of equal rows
 
 
 def draw_fidelity(plans: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws the reports of some plans into a PNG; OptionError where that cannot be written.
+    """Draws the reports of some plans; OutputError where that cannot be written.
 
     Args:
         plans: as ``flashrt qualify --json`` has them.
@@ -48,11 +48,7 @@ def draw_fidelity(plans: Sequence[dict[str, Any]], path: Path) -> None:
     pairs = ", ".join(sorted({str(plan["decisions"]) for plan in plans}))
     figure.suptitle(f"{plans[0]['checkpoint']}: {pairs} pairs of observation and noise")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, format="png")
-    except OSError as error:
-        raise OptionError(
-            "option '--figure'", expected="a file that can be written", got=error
-        ) from error
+        with whole_file("figure", path) as part:
+            figure.savefig(part, dpi=160)
     finally:
         pyplot.close(figure)

@@ -1,17 +1,20 @@
-"""What every command shares: the console it prints on, and how a signal ends it."""
+"""What every command shares: the console it prints on, and how an error or a signal ends it."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+from .errors import FlashRTError
+
+USER_ERROR = 2  # exit status of everything that the user can put right; 1 is a failed check
 _NO_LIMIT = 10_000  # columns
 
 
@@ -52,3 +55,29 @@ def unwinding_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def run_command(application: Callable[[], Any], name: str = "flashrt") -> int:
+    """Run a command line; the exit status, 128 + its number where a signal ended it.
+
+    An error of this package and an interruption are one line on stderr, never a traceback; any
+    other error is a defect and keeps its traceback.
+
+    Args:
+        application: returns the exit status, or raises SystemExit with it.
+        name: of the program, for that line.
+    """
+    try:
+        with unwinding_on_signals():
+            status = application()
+    except FlashRTError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except Ended as end:
+        print(f"{name}: {end}", file=sys.stderr)
+        return 128 + end.number
+    except SystemExit as leave:
+        if isinstance(leave.code, str):
+            print(leave.code, file=sys.stderr)
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    return status if isinstance(status, int) else 0

@@ -50,6 +50,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     (
         "flashrt_core.contract",
         "flashrt_core.files",
+        "flashrt_core.outputs",
         "flashrt_core.precision",
         "flashrt_core.text",
     ),

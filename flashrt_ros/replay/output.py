@@ -8,15 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.errors import OptionError
+from flashrt_core.outputs import OutputError, writing
+
+__all__ = ["LOCK", "OutputError", "results_folder", "writing"]
 
 LOCK = ".flashrt.lock"
-
-
-class OutputError(FlashRTError):
-    """A result could not be written: the disk is full, or the folder went away."""
-
-    code = 93
 
 
 @contextmanager
@@ -53,17 +50,6 @@ def results_folder(path: Path, files: Sequence[str]) -> Iterator[Path]:
         yield path
     finally:
         os.close(lock)
-
-
-@contextmanager
-def writing(what: str, path: Path) -> Iterator[None]:
-    """Turn a failure of the file system into one line; OutputError."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"{what} '{path}' cannot be written", got=error.strerror or error
-        ) from error
 
 
 def _check_file(path: Path) -> None:

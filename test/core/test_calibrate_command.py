@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core import cli_calibrate
+from flashrt_core import cli_calibrate, cli_qualify
 from flashrt_core.calibration import read_calibration
 from flashrt_core.cli import USER_ERROR, app, run
 from flashrt_core.errors import OptionError
@@ -116,6 +116,8 @@ def test_made_up_observations_are_said_to_be(
         (["--made-up", "1", "--precision", "bf16"], "expected a plan with fp8 products"),
         (["--made-up", "1", "--device", "cuda"], "option 'device': expected one of"),
         (["--made-up", "1", "--method", "mean"], "method of a calibration"),
+        (["--made-up", "1", "--output", "/"], "option '--output': expected a file that can be"),
+        (["--made-up", "1", "--prompt-buckets", "9" * 5000], "option 'prompt_buckets': expected"),
         (["--made-up", "1", "--prompt-buckets", "32,x"], "option 'prompt_buckets': expected whole"),
     ],
 )
@@ -123,6 +125,16 @@ def test_refusals(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
     code, out, err = call(capsys, "calibrate", "pi05", *arguments, "--threads", "1")
     assert (code, out) == (USER_ERROR, "") and err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize("figure", ["/", "report", "report.xyz", "/proc/none/report.png"])
+def test_a_figure_is_refused_before_the_comparison(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, figure: str
+) -> None:
+    monkeypatch.setattr(cli_qualify, "compare", lambda *_: pytest.fail("compared"))
+    code, out, err = call(capsys, "qualify", "pi05", *FEW, "--figure", figure)
+    assert (code, out) == (USER_ERROR, "") and err.count("\n") == 1
+    assert "option '--figure': expected" in err
 
 
 def test_observations_of_a_file_are_those_that_were_written(tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_user_errors_are_one_line(
     assert names in err
 
 
+def test_a_status_is_that_of_the_application(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (run(lambda: 1), run(lambda: None), run(lambda: sys.exit(3))) == (1, 0, 3)
+    assert run(lambda: sys.exit("why")) == 1
+    assert capsys.readouterr().err == "why\n"
+
+
 def test_other_errors_are_not_hidden() -> None:
     def broken() -> None:
         raise ZeroDivisionError
