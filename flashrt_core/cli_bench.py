@@ -25,21 +25,23 @@ def bench_command(
     overlap: Annotated[
         str,
         typer.Option(
-            help="Kernels that overlap: on, off, both with a check of the bits, each class of "
-            "boundaries, or some: context, action, kernel, product, joined by +."
+            help="Where kernels overlap: on, off, or classes of boundaries joined by +: context, "
+            "action, kernel, product. both: on, then off. each: on, off, then every class alone. "
+            "both and each check that all ways give equal bits."
         ),
     ] = "on",
     overlap_cases: Annotated[
-        str, typer.Option(help="Those that other overlaps are measured of; empty: all.")
+        str, typer.Option(help="Of both or each: cases that are measured beyond on; empty: all.")
     ] = "",
     trace: Annotated[bool, typer.Option(help="Add each kernel's time.")] = False,
     peer: Annotated[str, typer.Option(help="lerobot: run its code too, for the ratio.")] = "",
     peer_cases: Annotated[str, typer.Option(help="Those that the peer runs; empty: all.")] = "",
     peer_paths: Annotated[
-        str, typer.Option(help="eager, compiled_graph (100 s of compiling a case), or both.")
-    ] = "eager,compiled_graph",
+        str,
+        typer.Option(help="eager, compiled_graph (minutes of compiling a case); empty: both."),
+    ] = "",
     output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="PNG file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="File: .png, .pdf, .svg, ...")] = None,
 ) -> None:
     """Measure whole decisions: graph replay, call from images to actions, kernels, roofline."""
     # Only here: no other command needs what measuring needs.
@@ -59,7 +61,7 @@ def bench_command(
         trace=trace,
         peer=peer,
         peer_cases=parse_cases(peer_cases),
-        peer_paths=tuple(part.strip() for part in peer_paths.split(",") if part.strip()),
+        peer_paths=tuple(map(str.strip, peer_paths.split(","))) if peer_paths.strip() else (),
         output=output,
         figure=figure,
     )

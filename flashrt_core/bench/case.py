@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from ..errors import OptionError
 
 #: Camera slots, in the order in which they are filled.
 SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+_CASE = re.compile("x".join(["0*([1-9][0-9]{0,8})"] * 3), re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
@@ -29,10 +31,14 @@ class Case:
     @classmethod
     def parse(cls, text: str) -> Case:
         """``views x prompt tokens x horizon``, such as ``2x48x10``; OptionError otherwise."""
-        parts = text.lower().split("x")
-        if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise OptionError("case", expected="views x tokens x horizon, like 2x48x10", got=text)
-        views, tokens, horizon = map(int, parts)
+        match = _CASE.fullmatch(text)
+        if match is None:
+            raise OptionError(
+                "case",
+                expected="views x tokens x horizon, like 2x48x10, each at least 1",
+                got=repr(text),
+            )
+        views, tokens, horizon = map(int, match.groups())
         if views > len(SLOTS):
             raise OptionError("case", expected=f"at most {len(SLOTS)} views", got=text)
         return cls(views, tokens, horizon)
@@ -47,8 +53,10 @@ CASES = tuple(
 
 
 def parse_cases(text: str) -> tuple[Case, ...]:
-    """Cases separated by commas; OptionError as :meth:`Case.parse`."""
-    return tuple(Case.parse(part.strip()) for part in text.split(",") if part.strip())
+    """Cases separated by commas, each once; none of an empty text. OptionError otherwise."""
+    if not text.strip():
+        return ()
+    return tuple(dict.fromkeys(Case.parse(part.strip()) for part in text.split(",")))
 
 
 def percentiles(times: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,18 @@ from rich.console import Console
 
 from ..devices.overlap import FRONTS, Overlap
 from ..errors import NumericsError, OptionError
+from ..outputs import check_figure, check_output
 from .case import CASES, Case
-from .latency import Bench, CaseResult
+from .latency import Bench, CaseResult, check_options
+from .machine import gpu_only
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, peer_lines, table, write_json
 
 _STAGES = ("context", "action")  # of a decision
 #: The ways that a case is measured, the one that counts first.
 _OVERLAPS = {"both": ("on", "off"), "each": ("on", "off", *_STAGES, *FRONTS)}
+_MOST_SAMPLES = 1_000_000
+_INSTEAD = "use flashrt qualify or flashrt demo, which run on the CPU: bench needs a GPU"
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,9 @@ class BenchOptions:
         trace: add every kernel's time, and one layer's kernels, from torch's profiler.
         peer: "lerobot" runs LeRobot's code on the same GPU afterwards, for the ratio; "" does not.
         peer_cases: those of ``cases`` that the peer runs; empty means all. It takes some minutes.
-        peer_paths: "eager", "compiled_graph", or both.
+        peer_paths: "eager", "compiled_graph", or both; empty means both.
         output: JSON file; None writes none.
-        figure: PNG file; None draws none.
+        figure: file of a figure; None draws none.
     """
 
     policy: str = "pi05"
@@ -54,7 +58,7 @@ class BenchOptions:
     trace: bool = False
     peer: str = ""
     peer_cases: tuple[Case, ...] = ()
-    peer_paths: tuple[str, ...] = PATHS
+    peer_paths: tuple[str, ...] = ()
     output: Path | None = None
     figure: Path | None = None
 
@@ -64,62 +68,103 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
 
     Raises:
         OptionError: an option that is unknown or out of range.
+        WeightsError: no such checkpoint.
         DeviceError: no usable GPU, or no peer.
         NumericsError: overlap changed a bit.
+        OutputError: a file could not be written although that was tried before.
     """
-    _check(options)
+    options = _checked(options)
     # Most prefix rows first: the other cases take their weights from it.
-    cases = sorted(options.cases or CASES, key=lambda c: (-c.views, -c.prompt_tokens, c.horizon))
-    for name in ("peer_cases", "overlap_cases"):
-        if unknown := set(getattr(options, name)) - set(cases):
-            option = f"option '{name.replace('_', '-')}' of bench"
-            raise OptionError(
-                option, expected="some of the cases", got=", ".join(map(str, unknown))
-            )
+    cases = sorted(options.cases, key=lambda c: (-c.views, -c.prompt_tokens, c.horizon))
     bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=options.precision)
     try:
-        lines = _measure(bench, options, cases)
+        with gpu_only(_INSTEAD):
+            lines = _measure(bench, options, cases)
     finally:
         bench.close()
     lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))
     result = describe_run(str(bench.library), bench.gpu, lines)
+    console.print(table(result))  # before anything else can go wrong
+    if options.peer:  # behind everything of ours, so that it disturbs none of our times
+        _add_peers(options, result, console)
     if options.output is not None:
         write_json(result, options.output)
-    if options.peer:  # behind everything of ours, so that it disturbs none of our times
-        for _ in _add_peers(options, lines):
-            if options.output is not None:  # minutes go by until the next one has been measured
-                write_json(result, options.output)
-    console.print(table(result))
-    for told in peer_lines(result):
-        console.print(told)
     if options.figure is not None:
         draw(result, options.figure)
     return result
 
 
-def _check(options: BenchOptions) -> None:
-    for name, known in (
-        ("policy", ("pi05",)),
-        ("device", ("cuda",)),
-        ("peer", ("", "lerobot")),
+def _checked(options: BenchOptions) -> BenchOptions:
+    """The options with what they leave open filled in; what is wrong with them is said now.
+
+    Neither a device nor a file of weights has been opened, and nothing measured.
+    """
+    for name, known, remedy in (
+        ("policy", ("pi05",), None),
+        ("device", ("cuda",), _INSTEAD),
+        ("peer", ("", "lerobot"), None),
     ):
-        if getattr(options, name) not in known:
-            raise OptionError(
-                f"option {name!r} of bench",
-                expected=f"one of {list(known)}",
-                got=repr(getattr(options, name)),
-            )
+        if (given := getattr(options, name)) not in known:
+            expected = f"one of {list(known)}"
+            raise _error(name, expected=expected, got=repr(given), remedy=remedy)
+    if not 1 <= options.samples <= _MOST_SAMPLES:
+        raise _error("samples", expected=f"1 to {_MOST_SAMPLES:,}", got=options.samples)
+    _check_overlap(options)
+    cases = tuple(dict.fromkeys(options.cases or CASES))
+    for name in ("peer_cases", "overlap_cases"):
+        if unknown := [case for case in getattr(options, name) if case not in cases]:
+            got = ", ".join(map(str, unknown))
+            raise _error(name, expected="some of the cases", got=got)
+    _check_peer(options)
+    for case in cases:
+        # Preset, precision, checkpoint and sizes, as loading would refuse them.
+        check_options(
+            case, preset=options.preset, checkpoint=options.checkpoint, precision=options.precision
+        )
+    changed: dict[str, Any] = {"cases": cases}
+    if options.output is not None:
+        changed["output"] = check_output("--output", options.output)
+    if options.figure is not None:
+        changed["figure"] = check_figure("--figure", options.figure)
+        if changed["figure"] == changed.get("output"):
+            raise _error("figure", expected="another file than --output", got=options.figure)
+    return replace(options, **changed)
+
+
+def _error(name: str, **details: Any) -> OptionError:
+    return OptionError(f"option '{name.replace('_', '-')}' of bench", **details)
+
+
+def _check_overlap(options: BenchOptions) -> None:
     if options.overlap not in _OVERLAPS:
-        stages = Overlap.parse(options.overlap).stages or frozenset()
-        if unknown := stages - set(_STAGES):
-            raise OptionError("overlap", expected=f"of {[*_STAGES, *FRONTS]}", got=sorted(unknown))
-    if options.samples < 1:
-        raise OptionError("option 'samples' of bench", expected=">= 1", got=options.samples)
-    if options.peer:
-        check_paths(options.peer_paths)
-        if options.preset != "base":
-            raise OptionError("option 'preset' of bench", expected="'base', the peer's sizes")
-        require_lerobot()  # said before minutes are spent
+        try:
+            known = (Overlap.parse(options.overlap).stages or frozenset()) <= set(_STAGES)
+        except OptionError:
+            known = False
+        if not known:
+            raise _error(
+                "overlap",
+                expected=f"on, off, both, each, or of {', '.join((*_STAGES, *FRONTS))} joined by +",
+                got=repr(options.overlap),
+            )
+        if options.overlap_cases:
+            raise _error(
+                "overlap_cases",
+                expected="--overlap both or each, which measure more ways than one",
+                got=f"--overlap {options.overlap}",
+            )
+
+
+def _check_peer(options: BenchOptions) -> None:
+    if not options.peer:
+        for name in ("peer_paths", "peer_cases"):
+            if getattr(options, name):
+                raise _error(name, expected="--peer", got="none", remedy="add --peer lerobot")
+        return
+    check_paths(options.peer_paths or PATHS)
+    if options.preset != "base":
+        raise _error("preset", expected="'base', the peer's sizes", got=repr(options.preset))
+    require_lerobot()  # said before minutes are spent
 
 
 def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -142,14 +187,43 @@ def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list
     return lines
 
 
-def _add_peers(options: BenchOptions, lines: Sequence[dict[str, Any]]) -> Iterator[None]:
-    for line in lines:
-        case = Case(line["views"], line["prompt_tokens"], line["horizon"], line["steps"])
-        if not options.peer_cases or case in options.peer_cases:
-            rows = line["peers"] = []
-            for row in run_peer(case, options.samples, options.peer_paths):
+def _add_peers(options: BenchOptions, result: dict[str, Any], console: Console) -> None:
+    """Adds the peer's rows; the file holds each as soon as there is one, and which are to come.
+
+    Minutes go by between two rows, and whatever ends the run then must leave a whole file.
+    """
+    paths = [path for path in PATHS if path in (options.peer_paths or PATHS)]
+    chosen = [
+        (case, line)
+        for line in result["cases"]
+        if (case := _case_of(line)) in (options.peer_cases or options.cases)
+    ]
+    missing = [{"case": str(case), "path": path} for case, _ in chosen for path in paths]
+    try:
+        for case, line in chosen:
+            rows = line.setdefault("peers", [])
+            _keep(options, result, missing)
+            for row in run_peer(case, options.samples, paths):
                 rows.append(with_ratios(row, line))
-                yield
+                missing.remove({"case": str(case), "path": row["path"]})
+                _keep(options, result, missing)
+    finally:
+        for told in peer_lines(result):
+            console.print(told)
+        for each in missing:
+            console.print(f"{each['case']}: {options.peer} {each['path']}: not measured")
+
+
+def _keep(options: BenchOptions, result: dict[str, Any], missing: list[dict[str, str]]) -> None:
+    result.pop("peers_missing", None)
+    if missing:
+        result["peers_missing"] = list(missing)
+    if options.output is not None:
+        write_json(result, options.output)
+
+
+def _case_of(line: dict[str, Any]) -> Case:
+    return Case(line["views"], line["prompt_tokens"], line["horizon"], line["steps"])
 
 
 def _check_bits(first: CaseResult, second: CaseResult, overlap: str) -> None:

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..checkpoint import file_of
 from ..contract import Role, ShapeKey
 from ..devices.cuda import CudaDevice, CudaProgram
 from ..engine import Plan
 from ..errors import OptionError
-from ..load import LoadOptions, make_plan, start
+from ..load import LoadOptions, configuration, make_plan, start
 from ..policies.base import Observation
 from ..session import Session
+from ..weights import checkpoint_path, open_weights
 from .case import SLOTS, Case, percentiles
 from .layers import LayerTrace, layer_traces
 from .machine import gpu_state
@@ -94,15 +96,7 @@ class Bench:
     def __init__(self, *, preset: str, checkpoint: str, precision: str) -> None:
         self.library: str | None = None
         self.gpu: dict[str, str] = {}
-        self._options = LoadOptions(
-            preset=preset,
-            checkpoint=checkpoint,
-            device="cuda",
-            precision=precision,
-            state_dim=_STATE_DIM,
-            max_sessions=1,
-            capsule_slots=0,
-        )
+        self._options = _plan(preset, checkpoint, precision)
         self._packed: Session | None = None
 
     def run(
@@ -129,14 +123,7 @@ class Bench:
         self._packed = None
 
     def _start(self, case: Case, overlap: str) -> Session:
-        options = replace(
-            self._options,
-            views=SLOTS[: case.views],
-            horizon=case.horizon,
-            steps=case.steps,
-            prompt_buckets=(case.prompt_tokens,),
-            overlap=overlap,
-        )
+        options = replace(_shaped(self._options, case), overlap=overlap)
         device = CudaDevice(overlap=overlap)
         try:
             plan = make_plan(options, device)
@@ -150,6 +137,41 @@ class Bench:
         self._packed = self._packed or session
         self.library = device.library
         return session
+
+
+def check_options(case: Case, *, preset: str, checkpoint: str, precision: str) -> None:
+    """What loading would refuse of a case: OptionError or WeightsError, before a device is opened.
+
+    Args: as of :class:`Bench`.
+    """
+    options = _shaped(_plan(preset, checkpoint, precision), case)
+    configuration(options)
+    if (path := checkpoint_path(checkpoint)) is None:
+        open_weights(checkpoint, {})  # a seed that is none
+    else:
+        file_of(path)
+
+
+def _plan(preset: str, checkpoint: str, precision: str) -> LoadOptions:
+    return LoadOptions(
+        preset=preset,
+        checkpoint=checkpoint,
+        device="cuda",
+        precision=precision,
+        state_dim=_STATE_DIM,
+        max_sessions=1,
+        capsule_slots=0,
+    )
+
+
+def _shaped(options: LoadOptions, case: Case) -> LoadOptions:
+    return replace(
+        options,
+        views=SLOTS[: case.views],
+        horizon=case.horizon,
+        steps=case.steps,
+        prompt_buckets=(case.prompt_tokens,),
+    )
 
 
 def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseResult:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from ..errors import DeviceError
+
+#: Options that name a file which is written, in one word with it.
+_WRITTEN = re.compile(r"(--(?:output|figure)=|-o)(.+)", re.DOTALL)
+#: What the devices advise, and what is no remedy where only a GPU is measured.
+_USE_CPU = "set device to 'cpu'"
 _PACKAGES = (
     "torch",
     "numpy",
@@ -21,6 +31,21 @@ _PACKAGES = (
     "transformers",
 )
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
+
+
+@contextmanager
+def gpu_only(instead: str) -> Iterator[None]:
+    """Lets a lack of a GPU be told with the advice that fits a command which has no other device.
+
+    Args:
+        instead: what can be done without a GPU.
+    """
+    try:
+        yield
+    except DeviceError as error:
+        if error.remedy is None or _USE_CPU not in error.remedy:
+            raise
+        raise error.reworded(remedy=error.remedy.replace(_USE_CPU, instead)) from error
 
 
 def versions() -> dict[str, str]:
@@ -56,26 +81,47 @@ def command_line(program: str) -> str:
     Args:
         program: what stands in front of the arguments.
     """
-    given = list(sys.argv[1:])
-    for index, argument in enumerate(given[:-1]):
-        if argument in ("-o", "--output", "--figure"):
-            given[index + 1] = Path(given[index + 1]).name
+    given, named = [], False
+    for argument in sys.argv[1:]:
+        written = _WRITTEN.fullmatch(argument)
+        if named:
+            given.append(Path(argument).name)
+        elif written:
+            given.append(written[1] + Path(written[2]).name)
+        else:
+            given.append(argument)
+        named = not named and argument in ("-o", "--output", "--figure")
     return f"{program} {shlex.join(given)}".strip()
 
 
 def commit() -> str:
     """The commit of the checkout that runs, with "-dirty" when files differ.
 
-    A tree that was copied without its history is named by FLASHRT_COMMIT; else "unknown".
+    A tree that was copied without its history is named by FLASHRT_COMMIT; an installed package by
+    its version; else "unknown".
     """
     if named := os.environ.get("FLASHRT_COMMIT"):
         return named
-    root = Path(__file__).resolve().parent.parent.parent
+    here = Path(__file__).resolve()
+    root = here.parent.parent.parent
     try:
+        # Site-packages may lie inside of a checkout of something else, which does not track us.
+        _git(root, "ls-files", "--error-unmatch", str(here.relative_to(root)))
         name = _git(root, "rev-parse", "--short=12", "HEAD")
-        return name + ("-dirty" if _git(root, "status", "--porcelain", "-uno") else "")
+        return name + ("-dirty" if _git(root, "status", "--porcelain", "-uno", ".") else "")
     except (OSError, subprocess.SubprocessError):
+        return _installed()
+
+
+def _installed() -> str:
+    try:
+        found = distribution("flashrt-ros")
+        # What pip was given; of a repository it tells the commit.
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
         return "unknown"
+    name = str(origin.get("vcs_info", {}).get("commit_id", ""))[:12]
+    return name or f"flashrt-ros {found.version}, installed"
 
 
 def _git(root: Path, *args: str) -> str:

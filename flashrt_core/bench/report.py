@@ -10,6 +10,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..outputs import whole_file, write_text
 from .machine import command_line, commit, versions
 
 
@@ -37,9 +38,8 @@ def describe_run(
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
-    """Write a result file, and its folder where that is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    """Write a result file, whole or not at all, and its folder where that is missing."""
+    write_text(json.dumps(result, indent=1) + "\n", path)
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -77,7 +77,7 @@ _PEER_SPACE = 3.0  # a peer's bar is at most that many times as long as our long
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Each case's stages, stacked, with its roofline, and the peer's fastest path beside; a PNG."""
+    """Each case's stages, stacked, with its roofline, and the peer's fastest path beside."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,9 +106,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.set_title(f"π0.5, {result['gpu']}, {cases[0]['precision']}", loc="left", fontsize=10)
     axes.set_ylabel("views x prompt tokens x horizon")
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=4)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    pyplot.close(figure)
+    try:
+        with whole_file("figure", path) as part:
+            figure.savefig(part, dpi=160)
+    finally:
+        pyplot.close(figure)
 
 
 def _draw_peers(axes: Any, cases: Sequence[dict[str, Any]], height: float, most: float) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,16 +15,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flashrt_core.bench import command, peer_lerobot
+from flashrt_core.bench import command, latency, machine, peer_lerobot
 from flashrt_core.bench.case import Case, parse_cases
 from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.layers import layer_traces
 from flashrt_core.bench.machine import command_line
 from flashrt_core.bench.report import describe_run, draw, peer_lines, write_json
 from flashrt_core.bench.trace import KernelTime
-from flashrt_core.errors import DeviceError, OptionError
+from flashrt_core.errors import DeviceError, FlashRTError, OptionError
+from flashrt_core.outputs import OutputError
 
 PREFIX = ["norm", "product a", "turn", "attention", "product b", "norm", "product c"]
+LIGHT, HEAVY = Case(2, 48, 10), Case(3, 200, 50)
 EXPERT = ["qkv", "few queries", "out", "geglu", "out"]
 
 
@@ -97,11 +101,22 @@ def test_a_result_holds_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_command_names_files_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["x", "bench", "--output", "/somewhere/r.json", "--cases", "2x48x10", "--figure"]
-    monkeypatch.setattr(sys, "argv", given)
-    expected = "flashrt bench --output r.json --cases 2x48x10 --figure"
-    assert command_line("flashrt") == expected
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--output", "/some/r.json", "--cases", "2x48x10", "--figure"], None),
+        (["--output=/some/r.json", "--figure=/some/f.png"], "--output=r.json --figure=f.png"),
+        (["-o", "/some/r.json", "-o/some/r.json"], "-o r.json -or.json"),
+        (["--output", "--figure", "--trace"], "--output --figure --trace"),
+        (["--checkpoint=/some/folder"], "--checkpoint=/some/folder"),
+    ],
+)
+def test_a_command_names_files_without_their_folders(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], expected: str | None
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "bench", *given])
+    expected = expected or "--output r.json --cases 2x48x10 --figure"
+    assert command_line("flashrt") == f"flashrt bench {expected}"
 
 
 def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,32 +126,87 @@ def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> Non
         run_bench(options, Console())
 
 
-def test_a_peer_that_breaks_leaves_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a GPU, as if done."""
+    monkeypatch.setattr(
+        command, "Bench", lambda **_: SimpleNamespace(library="abc", gpu={}, close=lambda: None)
+    )
+    monkeypatch.setattr(command, "_measure", lambda b, o, cases: [line(c, False) for c in cases])
+    monkeypatch.setattr(command, "require_lerobot", lambda: "0.6.1")
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("end", [RuntimeError("compiler"), SystemExit(143)])
+def test_a_peer_run_that_ends_early_leaves_what_was_measured(
+    end: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Our cases are in the file before minutes of compiling begin, and then each row."""
+    """Our cases are in the file before minutes of compiling begin, then each row, and the gaps."""
     seen = []
 
     def peer(case: Case, samples: int, paths: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-        seen.append((case, len(json.loads(output.read_text())["cases"])))
+        result = json.loads(output.read_text())
+        seen.append((case, len(result["cases"]), len(result["peers_missing"])))
         yield {"name": "LeRobot", "version": "1", "path": "eager", "ms": {"p50": 90.0}}
-        raise RuntimeError("compiler")
+        raise end
 
-    cases, output = (Case(2, 48, 10), Case(3, 200, 50)), tmp_path / "r.json"
-    monkeypatch.setattr(command, "Bench", lambda **options: SimpleNamespace(
-        library="abc", gpu={}, close=lambda: None
-    ))  # fmt: skip
-    lines = [line(case, False) for case in cases]
-    monkeypatch.setattr(command, "_measure", lambda *args: lines)
-    monkeypatch.setattr(command, "require_lerobot", lambda: "0.6.1")
+    output, told = tmp_path / "r.json", io.StringIO()
     monkeypatch.setattr(command, "run_peer", peer)
-    options = BenchOptions(cases=cases, peer="lerobot", peer_cases=cases[1:], output=output)
-    with pytest.raises(RuntimeError, match="compiler"):
-        run_bench(options, Console())
-    assert seen == [(cases[1], 2)]
-    light, heavy = json.loads(output.read_text())["cases"]
+    options = BenchOptions(cases=(LIGHT, HEAVY), peer="lerobot", peer_cases=(HEAVY,), output=output)
+    with pytest.raises(type(end)):
+        run_bench(options, Console(file=told, width=200))
+    assert seen == [(HEAVY, 2, 2)]
+    result = json.loads(output.read_text())
+    light, heavy = result["cases"]
     assert "peers" not in light
     assert [row["ratio_to_replay"] for row in heavy["peers"]] == [10.0]
+    assert result["peers_missing"] == [{"case": "3x200x50", "path": "compiled_graph"}]
+    assert "2x48x10" in told.getvalue(), "the table comes first"
+    assert "LeRobot 1 eager 90.0 ms, 10.0 times our replay" in told.getvalue()
+    assert "3x200x50: lerobot compiled_graph: not measured" in told.getvalue()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_whole_run_writes_both_files_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def peer(case: Case, samples: int, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for path in paths:
+            yield {"name": "LeRobot", "version": "1", "path": path, "ms": {"p50": 90.0}}
+
+    monkeypatch.setattr(command, "run_peer", peer)
+    output, figure = tmp_path / "new" / "r.json", tmp_path / "f.pdf"
+    options = BenchOptions(cases=(LIGHT, LIGHT), peer="lerobot", output=output, figure=figure)
+    result = run_bench(options, Console(file=io.StringIO()))
+    assert json.loads(output.read_text()) == result and "peers_missing" not in result
+    (only,) = result["cases"]
+    assert [row["path"] for row in only["peers"]] == ["eager", "compiled_graph"]
+    assert figure.read_bytes()[:4] == b"%PDF"
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_table_is_printed_although_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*args: object) -> None:
+        raise OutputError("result cannot be written")
+
+    monkeypatch.setattr(command, "write_json", full)
+    told = io.StringIO()
+    with pytest.raises(OutputError):
+        run_bench(BenchOptions(cases=(LIGHT,), output=tmp_path / "r.json"), Console(file=told))
+    assert "2x48x10" in told.getvalue()
+
+
+def test_without_a_gpu_the_remedy_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**options: object) -> None:
+        raise DeviceError("device 'cuda'", got="none", remedy="install it, or set device to 'cpu'")
+
+    monkeypatch.setattr(latency, "CudaDevice", none)
+    with pytest.raises(DeviceError) as raised:
+        run_bench(BenchOptions(cases=(LIGHT,)), Console())
+    assert "install it, or use flashrt qualify or flashrt demo" in str(raised.value)
+    assert "device to" not in str(raised.value)
 
 
 def test_other_overlaps_of_chosen_cases() -> None:
@@ -168,22 +238,80 @@ def test_other_overlaps_of_chosen_cases() -> None:
             "option 'peer-cases' of bench: expected some of the cases, got 1x48x10",
         ),
         (
-            BenchOptions(cases=(Case(2, 48, 10),), overlap_cases=(Case(2, 48, 50),)),
+            BenchOptions(cases=(LIGHT,), overlap="both", overlap_cases=(Case(2, 48, 50),)),
             "option 'overlap-cases' of bench: expected some of the cases, got 2x48x50",
         ),
+        (
+            BenchOptions(cases=(LIGHT,), overlap="action", overlap_cases=(LIGHT,)),
+            "option 'overlap-cases' of bench: expected --overlap both or each",
+        ),
+        (BenchOptions(cases=(LIGHT,), peer_cases=(LIGHT,)), "'peer-cases' of bench: .*--peer"),
+        (BenchOptions(peer_paths=("eager",)), "option 'peer-paths' of bench: expected --peer"),
         (BenchOptions(samples=0), "samples"),
-        (BenchOptions(overlap="action+expert"), "overlap.*got .'expert'"),
+        (BenchOptions(samples=10**12), "samples"),
+        (BenchOptions(device="cpu"), "'device' of bench: .*got 'cpu'; use flashrt qualify or"),
+        (BenchOptions(overlap="action+expert"), "overlap.*got 'action.expert'"),
+        (BenchOptions(overlap="ON"), "on, off, both, each, or of context, action, kernel, product"),
         (BenchOptions(overlap=""), "option 'overlap'"),
+        (BenchOptions(preset="huge"), "option 'preset'"),
+        (BenchOptions(precision="int1"), "precision.*int1"),
+        (BenchOptions(checkpoint="random:x"), "checkpoint.*random:x"),
+        (BenchOptions(checkpoint=f"random:{'9' * 5000}"), "checkpoint"),
+        (BenchOptions(checkpoint="/none/at/all"), "checkpoint '/none/at/all'.*no such path"),
+        (BenchOptions(cases=(Case(2, 48, 1000),)), "'horizon'.*1..256, got 1000"),
+        (BenchOptions(cases=(Case(2, 10**8, 10),)), "'prompt_buckets'.*1..4096"),
+        (BenchOptions(output=Path("/")), "option '--output': .*got '/': it is a folder"),
+        (BenchOptions(figure=Path("x.doc")), "option '--figure': .*got 'x.doc'"),
     ],
 )
-def test_options_are_refused_before_anything_is_opened(options: BenchOptions, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
+def test_options_are_refused_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch, options: BenchOptions, message: str
+) -> None:
+    def opened(*args: object, **options: object) -> None:
+        raise AssertionError("a device was opened")
+
+    monkeypatch.setattr(latency, "CudaDevice", opened)
+    with pytest.raises(FlashRTError, match=message) as raised:
         run_bench(options, Console())
+    assert "\n" not in str(raised.value)
+
+
+def test_one_name_for_two_files_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.png"
+    with pytest.raises(OptionError, match="'figure' of bench: expected another file"):
+        run_bench(BenchOptions(cases=(LIGHT,), output=path, figure=path), Console())
 
 
 def test_cases_are_read_from_text() -> None:
-    assert parse_cases("2x48x10, 3X200x50") == (Case(2, 48, 10), Case(3, 200, 50))
+    assert parse_cases("2x48x10, 3X200x50,2x048x10") == (LIGHT, HEAVY)
     assert parse_cases("") == ()
-    for bad in ("2x48", "0x48x10", "4x48x10", "axbxc"):
+    bad = ["2x48", "0x48x10", "4x48x10", "axbxc", ",", "2x48x10,", "²x48x10", "2x٤x10", "2x-1x1"]
+    for text in (*bad, f"2x48x{'9' * 5000}"):
         with pytest.raises(OptionError, match="case"):
-            parse_cases(bad)
+            parse_cases(text)
+
+
+def test_a_commit_is_that_of_this_package_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An installed package may lie inside of another checkout, whose commit says nothing."""
+    monkeypatch.delenv("FLASHRT_COMMIT", raising=False)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    installed = tmp_path / "site" / "flashrt_core" / "bench" / "machine.py"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("")
+    (tmp_path / "other").write_text("")
+    for words in (["init", "-q"], ["add", "other"], ["commit", "-q", "-m", "other"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    monkeypatch.setattr(machine, "__file__", str(installed))
+    found = SimpleNamespace(version="1.2", read_text=lambda _: None)
+    monkeypatch.setattr(machine, "distribution", lambda _: found)
+    assert machine.commit() == "flashrt-ros 1.2, installed"
+    found.read_text = lambda _: json.dumps({"vcs_info": {"commit_id": "0123456789abcdef"}})
+    assert machine.commit() == "0123456789ab"
+    subprocess.run([*git, "add", "site"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "ours"], check=True)
+    ours = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    assert machine.commit() == ours.stdout.strip()
+    installed.write_text("changed")
+    assert machine.commit() == ours.stdout.strip() + "-dirty"
