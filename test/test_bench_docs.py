@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import bench_docs  # noqa: E402  (tools/ is no package)
+from toolbox import ToolError  # noqa: E402
 
 from flashrt_core.bench.report import describe_run  # noqa: E402
 from test.bench.test_bench import Case, line  # noqa: E402
@@ -34,7 +35,8 @@ def bench_result() -> dict[str, Any]:
     cases = [line(Case(2, 48, 10), True), line(Case(3, 200, 50), False)]
     cases[0] |= {"layers": {"expert": LAYER, "prefix": LAYER}, "overlap": "on"}
     cases[0]["other_overlaps"] = {"off": {"replay_ms": {"p50": 9.9}, "stage_ms": {"action": 4.8}}}
-    return describe_run("abc", {"name": "GPU", "driver_version": "580"}, cases)
+    made = describe_run("abc", {"name": "GPU", "driver_version": "580"}, cases)
+    return made | {"command": "flashrt bench pi05 --trace"}
 
 
 def precision_result() -> dict[str, Any]:
@@ -47,6 +49,9 @@ def precision_result() -> dict[str, Any]:
         "gates": [{"passed": True}],
         "commit": "c",
         "command": "python tools/compare_precision.py",
+        "shape": {"views": 2, "tokens": 48, "horizon": 10},
+        "decisions": 2,
+        "gpu": {"name": "GPU"},
     }
 
 
@@ -56,7 +61,7 @@ def soak_result() -> dict[str, Any]:
     numbers = {"decisions": 100_000, "repeats": 20, "different": 0, "seconds": 84.0}
     memory = {"host_bytes": [7, 7], "device_bytes": [9, 9]}
     told = {"failures": [], "commit": "c", "command": "python tools/soak.py"}
-    return {"replay_ms": times} | numbers | memory | told
+    return {"replay_ms": times, "gpu": {"name": "GPU"}} | numbers | memory | told
 
 
 @pytest.fixture
@@ -71,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 def test_documents_hold_what_the_files_say() -> None:
     for name in bench_docs.DOCUMENTS:
         text = (ROOT / name).read_text()
-        assert bench_docs.fill(text, ROOT / bench_docs.RESULTS) == text, (
+        assert bench_docs.fill(text, ROOT / bench_docs.FOLDER) == text, (
             f"{name} differs from its result files; run python tools/bench_docs.py"
         )
 
@@ -87,11 +92,132 @@ def test_every_block_has_a_place_and_is_filled_once(folder: Path) -> None:
         assert bench_docs.fill(once, folder) == once
 
 
-def test_without_files_documents_stay(tmp_path: Path) -> None:
-    text = "<!-- from results: headline -->\nold\n<!-- end -->"
-    assert bench_docs.fill(text, tmp_path) == text
-    with pytest.raises(SystemExit, match="block 'gone'"):
-        bench_docs.fill(text.replace("headline", "gone"), tmp_path)
+def block(name: str) -> str:
+    """A document of one block."""
+    return f"<!-- from results: {name} -->\nold\n<!-- end -->"
+
+
+@pytest.mark.parametrize("name", sorted(bench_docs.BLOCKS))
+def test_a_block_without_a_file_says_so(name: str, tmp_path: Path) -> None:
+    made = bench_docs.fill(block(name), tmp_path)
+    heading, file = bench_docs.BLOCKS[name].heading, bench_docs.BLOCKS[name].file
+    assert f"ot measured yet: there is no `bench/results/h200/{file}`" in made
+    assert heading in made and "old" not in made and not re.search(r"\d ms", made)
+
+
+def test_an_unknown_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="block 'gone': expected one of"):
+        bench_docs.fill(block("gone"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bf16", "{}", "expected field 'command'"),
+        ("bf16", "", "expected JSON"),
+        ("bf16", json.dumps(bench_result())[:-40], "expected JSON"),
+        ("bf16", "[1]", "malformed .*expected an object, got a list"),
+        ("bf16", bench_result() | {"cases": []}, "malformed|expected case 2 x 48 x 10"),
+        ("bf16", bench_result() | {"cases": [line(Case(1, 48, 10), False)]}, "2 x 48 x 10, got"),
+        ("bf16", bench_result() | {"cases": {"a": 1}}, "malformed"),
+        ("bf16", bench_result() | {"command": "flashrt bench --preset tiny"}, "got preset tiny"),
+        ("precision", precision_result() | {"command": "x --narrow"}, "got narrow sizes"),
+        ("precision", precision_result() | {"command": "x --place=cpu"}, "got the CPU"),
+        ("precision", precision_result() | {"place": "cpu"}, "got the CPU"),
+        ("precision", precision_result() | {"sizes": "narrow"}, "got narrow sizes"),
+        ("precision", precision_result() | {"gpu": {}}, "got a machine whose GPU"),
+        ("soak", {k: v for k, v in soak_result().items() if k != "failures"}, "field 'failures'"),
+    ],
+)
+def test_a_file_that_does_not_do_is_one_line(
+    name: str, content: str | dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"pi05_{name}.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    (first, *_) = (key for key, each in bench_docs.BLOCKS.items() if each.file == path.name)
+    with pytest.raises(ToolError, match=message) as raised:
+        bench_docs.fill(block(first), tmp_path)
+    said = str(raised.value)
+    assert "\n" not in said and path.name in said and "; make it by " in said
+
+
+def test_a_run_without_a_trace_is_told_the_option(folder: Path) -> None:
+    result = bench_result()
+    for layers in ({}, None):
+        if layers is None:
+            del result["cases"][0]["layers"]
+        else:
+            result["cases"][0]["layers"] = layers
+        (folder / "pi05_bf16.json").write_text(json.dumps(result))
+        with pytest.raises(ToolError, match=r"layers.*make it by flashrt bench pi05 --trace"):
+            bench_docs.fill(block("layers"), folder)
+    result["cases"][0]["layers"] = {"expert": LAYER}
+    (folder / "pi05_bf16.json").write_text(json.dumps(result))
+    assert "One expert layer" in bench_docs.fill(block("layers"), folder)
+
+
+def test_nothing_is_written_unless_all_is_made(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = tmp_path / "checkout"
+    for name in bench_docs.DOCUMENTS:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text((ROOT / name).read_text())
+    before = {name: (root / name).read_text() for name in bench_docs.DOCUMENTS}
+    results = root / bench_docs.FOLDER
+    results.mkdir(parents=True)
+    for file in folder.glob("*.json"):
+        (results / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(bench_docs, "ROOT", root)
+    monkeypatch.setattr(sys, "argv", ["bench_docs.py"])
+    whole = (results / "pi05_soak.json").read_text()
+    (results / "pi05_soak.json").write_text(whole[:50])
+    with pytest.raises(ToolError, match=r"pi05_soak.json: expected JSON"):
+        bench_docs.main()
+    assert {name: (root / name).read_text() for name in before} == before
+    assert not (root / bench_docs.FIGURE).exists()
+    (results / "pi05_soak.json").write_text(whole)
+    assert bench_docs.main() == 0
+    assert (root / bench_docs.FIGURE).is_file()
+    assert all((root / name).read_text() != text for name, text in before.items())
+    monkeypatch.setattr(sys, "argv", ["bench_docs.py", "--check"])
+    assert bench_docs.main() == 0
+    (root / "README.md").write_text(before["README.md"])
+    assert bench_docs.main() == 1
+    assert capsys.readouterr().out.endswith("README.md differs from its results\n")
+
+
+def test_rows_that_are_missing_are_left_out() -> None:
+    result = bench_result()
+    (row,) = result["cases"][0]["peers"]
+    result["cases"][0]["peers"] = [row | {"path": "eager"}]
+    assert "LeRobot, graph" not in bench_docs.results(result)
+    assert "LeRobot, eager" in bench_docs.results(result)
+    assert "takes 32 ms as it comes (3.5 times)." in bench_docs.headline(result)
+    for rows in ([], [row | {"path": "another"}]):
+        result["cases"][0]["peers"] = rows
+        assert "LeRobot" not in bench_docs.results(result) + bench_docs.headline(result)
+
+
+def test_overlaps_of_some_cases_only() -> None:
+    result = bench_result()
+    assert "3 x 200 x 50" not in bench_docs.overlap(result)
+    alone = {"action": {"replay_ms": {"p50": 9.5}, "stage_ms": {"action": 4.2}}}
+    result["cases"][1] |= {"overlap": "on", "other_overlaps": alone}
+    made = bench_docs.overlap(result)
+    assert "| views x tokens x horizon | on | off | action |" in made
+    assert "| 3 x 200 x 50 | 9.00 / 4.00 |  | 9.50 / 4.20 |" in made
+    for case in result["cases"]:
+        case.pop("other_overlaps")
+    assert bench_docs.overlap(result).startswith("Not measured yet")
+
+
+def test_a_comparison_names_gpu_shape_and_sizes() -> None:
+    made = bench_docs.precision(precision_result())
+    assert "on an GPU at true" in made and "2 decisions of 2 x 48 x 10" in made
 
 
 def test_the_text_names_times_and_ratios() -> None:

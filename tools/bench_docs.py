@@ -1,8 +1,9 @@
 """Puts measured results into the documents, so that text and result files cannot say two things.
 
 A block between two marker lines is made from the JSON files in bench/results/h200 and replaced as a
-whole; docs/benchmarks.png is drawn from the same file. Blocks whose file is missing stay as they
-are.
+whole; docs/benchmarks.png is drawn from the same file. A block without a file says that it is not
+measured yet. Everything is made before anything is written, so a file that lacks something, or that
+was not measured at true size on a GPU, leaves the documents as they are.
 
     python tools/bench_docs.py            # write
     python tools/bench_docs.py --check    # exit status 1 where a document differs from its files
@@ -10,20 +11,29 @@ are.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from result_files import (  # noqa: E402
+    FOLDER,
+    Fields,
+    MissingError,
+    Result,
+    of_file,
+    read_result,
+    told,
+)
+from toolbox import Parser, ToolError, run  # noqa: E402
 
 from flashrt_core.bench.report import draw  # noqa: E402
+from flashrt_core.outputs import check_output, write_text  # noqa: E402
 
-RESULTS = "bench/results/h200"
 FIGURE = "docs/benchmarks.png"
 DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/dataflow.md")
 #: The cases that are named in a sentence, and the one whose layers are drawn.
@@ -31,7 +41,6 @@ LIGHT, HEAVY = (2, 48, 10), (3, 200, 50)
 _BLOCK = re.compile(r"(<!-- from results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _COLUMNS = 60  # characters of a drawn layer
 _LIBRARY = re.compile(r"nvjet|cutlass|gemm|splitK", re.IGNORECASE)
-Result = dict[str, Any]
 
 
 def headline(result: Result) -> str:
@@ -44,12 +53,13 @@ def headline(result: Result) -> str:
         f"**{call:.1f} ms** (2 views, 48 prompt tokens, horizon 10; median, a fresh observation",
         "every time).",
     ]
-    if peers := {row["path"]: row for row in light.get("peers", ())}:
-        times = [
-            f"{row['ms']['p50']:.0f} ms {words} ({row['ratio_to_replay']:.1f} times)"
-            for path, words in _PATHS.items()
-            if (row := peers.get(path))
-        ]
+    peers = {row["path"]: row for row in light.get("peers", ())}
+    times = [
+        f"{row['ms']['p50']:.0f} ms {words} ({row['ratio_to_replay']:.1f} times)"
+        for path, words in _PATHS.items()
+        if (row := peers.get(path))
+    ]
+    if times:
         name = f"{light['peers'][0]['name']} {light['peers'][0]['version']}"
         text.append(f"{name} on the same GPU takes {' and '.join(times)}.")
     text.append("How it was measured: [docs/benchmarks.md](docs/benchmarks.md).")
@@ -64,6 +74,7 @@ def results(result: Result) -> str:
         f"{result['gpu']}, driver {result['driver']}; {clocks}; {versions}; commit "
         f"{result['commit']}, kernels {result['kernel_library']}."
     )
+    paths = [path for path in _PATHS if any(_peer(case, path) for case in result["cases"])]
     columns = [
         "views x tokens x horizon",
         "replay p50 / p95 / p99, ms",
@@ -72,8 +83,7 @@ def results(result: Result) -> str:
         "kernels",
         "expert layer, µs",
         "of the roofline",
-        "LeRobot, graph",
-        "LeRobot, eager",
+        *(f"LeRobot, {_SHORT[path]}" for path in paths),
     ]
     rows = [
         [
@@ -84,12 +94,12 @@ def results(result: Result) -> str:
             f"{case['kernels']:,}",
             f"{case['expert_layer_us']:.1f}",
             f"{case['share_of_roofline']:.0%}" if case["share_of_roofline"] else "",
-            *(_peer(case, path) for path in ("compiled_graph", "eager")),
+            *(_peer(case, path) for path in paths),
         ]
         for case in result["cases"]
     ]
     return (
-        f"## Results\n\n{_wrap([head])}\n\n```\n{result['command']}\n```\n\n"
+        f"{_wrap([head])}\n\n```\n{result['command']}\n```\n\n"
         f"![One decision on the GPU, by case](benchmarks.png)\n\n{_table(columns, rows)}"
     )
 
@@ -98,17 +108,18 @@ def overlap(result: Result) -> str:
     """Replay with overlap at some classes of boundaries only."""
     cases = [case for case in result["cases"] if case.get("other_overlaps")]
     if not cases:
-        return ""
-    ways = list(cases[0]["other_overlaps"])
+        return "Not measured yet: the run had neither `--overlap both` nor `--overlap each`.\n"
+    ways = list(dict.fromkeys(way for case in cases for way in case["other_overlaps"]))
     rows = [
         [
             _name(case),
-            *(_replay_and_action(times) for times in (case, *case["other_overlaps"].values())),
+            _replay_and_action(case),
+            *(_replay_and_action(case["other_overlaps"].get(way)) for way in ways),
         ]
         for case in cases
     ]
     return (
-        "### Overlap, by class of boundary\n\nReplay p50 and, behind it, the action stage, in ms. "
+        "Replay p50 and, behind it, the action stage, in ms. "
         "All ways of a case gave equal bits."
         f"\n\n{_table(['views x tokens x horizon', cases[0]['overlap'], *ways], rows)}"
     )
@@ -129,10 +140,13 @@ def precision(result: Result) -> str:
     columns = ["weights", "way", "least cosine of an action row"]
     columns += [f"rms error of {part}" for part in ("actions", "keys", "values")]
     passed = sum(gate["passed"] for gate in result["gates"])
-    return (
-        f"## Precision\n\n{passed} of {len(result['gates'])} gates passed; commit "
-        f"{result['commit']}, `{result['command']}`.\n\n{_table(columns, rows)}"
-    )
+    shape = " x ".join(str(result["shape"][name]) for name in ("views", "tokens", "horizon"))
+    text = [
+        f"{passed} of {len(result['gates'])} gates passed on an {result['gpu']['name']} at true",
+        f"size: {result['decisions']} decisions of {shape} (views x prompt tokens x horizon);",
+        f"commit {result['commit']}, `{result['command']}`.",
+    ]
+    return f"{_wrap(text)}\n\n{_table(columns, rows)}"
 
 
 def endurance(result: Result) -> str:
@@ -142,20 +156,20 @@ def endurance(result: Result) -> str:
     failures = "; ".join(result["failures"]) or "nothing failed"
     times = result["replay_ms"]
     text = [
-        f"{result['decisions']:,} decisions with fresh inputs in {result['seconds']:.0f} s:",
-        f"{failures}. Device memory grew by {grown} bytes, host memory by {host};",
+        f"{result['decisions']:,} decisions with fresh inputs on an {result['gpu']['name']} in",
+        f"{result['seconds']:.0f} s: {failures}.",
+        f"Device memory grew by {grown} bytes, host memory by {host};",
         f"{result['repeats']} repeats of a known input, {result['different']} with other bits.",
         f"Replay p50 {times['p50']:.3f} ms, p99 {times['p99']:.3f}, longest {times['max']:.3f}.",
         f"Commit {result['commit']}, `{result['command']}`.",
     ]
-    return f"## Endurance\n\n{_wrap(text)}\n"
+    return f"{_wrap(text)}\n"
 
 
 def layers(result: Result) -> str:
     """An expert and a prefix layer, drawn from the trace."""
     case = _case(result, LIGHT)
     parts = [
-        "## A layer, launch by launch",
         _wrap(
             [
                 f"From the trace of {_name(case)} (views x prompt tokens x horizon) on an",
@@ -166,8 +180,13 @@ def layers(result: Result) -> str:
             ]
         ),
     ]
+    found = case["layers"]
+    if not found:
+        raise MissingError("layers of a run with --trace")
     for name, title in (("expert", "expert layer of one step"), ("prefix", "prefix layer")):
-        layer = case["layers"][name]
+        if name not in found:  # its kernels did not repeat as often as there are layers
+            continue
+        layer = found[name]
         head = f"One {title}: {layer['layer_us']:.1f} µs, {len(layer['kernels'])} launches."
         parts.append(f"{head}\n\n```\n{_draw_layer(layer)}\n```")
     return "\n\n".join(parts) + "\n"
@@ -194,40 +213,65 @@ def _label(kernel: str) -> str:
     return "product (cuBLASLt)" if _LIBRARY.search(kernel) else kernel
 
 
-#: Block -> result file, what makes it.
-BLOCKS: dict[str, tuple[str, Callable[[Result], str]]] = {
-    "headline": ("pi05_bf16.json", headline),
-    "results": ("pi05_bf16.json", results),
-    "overlap": ("pi05_bf16.json", overlap),
-    "layers": ("pi05_bf16.json", layers),
-    "precision": ("pi05_precision.json", precision),
-    "endurance": ("pi05_soak.json", endurance),
-}
 _PATHS = {"compiled_graph": "compiled and in one CUDA graph", "eager": "as it comes"}
+_SHORT = {"compiled_graph": "graph", "eager": "eager"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a document.
+
+    Attributes:
+        file: with its results.
+        make: text from what stands in the file.
+        heading: in front of that; empty where the document has one.
+        nothing: what stands there without that file.
+    """
+
+    file: str
+    make: Callable[[Result], str]
+    heading: str = ""
+    nothing: str = "Not measured yet"
+
+
+BLOCKS = {
+    "headline": Block("pi05_bf16.json", headline, nothing="Full size on a GPU: not measured yet"),
+    "results": Block("pi05_bf16.json", results, "## Results"),
+    "overlap": Block("pi05_bf16.json", overlap, "### Overlap, by class of boundary"),
+    "layers": Block("pi05_bf16.json", layers, "## A layer, launch by launch"),
+    "precision": Block("pi05_precision.json", precision, "## Precision"),
+    "endurance": Block("pi05_soak.json", endurance, "## Endurance"),
+}
 
 
 def fill(text: str, folder: Path) -> str:
     """A document with every block made anew from the files of ``folder``.
 
-    SystemExit on a block that nothing makes.
+    ToolError on a block that nothing makes, and on a file that it cannot be made of.
     """
 
     def block(match: re.Match[str]) -> str:
         if match[2] not in BLOCKS:
-            raise SystemExit(f"bench_docs: block {match[2]!r}: expected one of {sorted(BLOCKS)}")
-        name, make = BLOCKS[match[2]]
-        path = folder / name
-        made = make(json.loads(path.read_text())) if path.is_file() else match[3]
-        return match[1] + made + match[4]
+            raise ToolError(f"block {match[2]!r}", expected=f"one of {sorted(BLOCKS)}")
+        return match[1] + _made(BLOCKS[match[2]], folder / BLOCKS[match[2]].file) + match[4]
 
     return _BLOCK.sub(block, text)
+
+
+def _made(block: Block, path: Path) -> str:
+    head = block.heading and f"{block.heading}\n\n"
+    if not path.is_file():
+        return f"{head}{block.nothing}: there is no `{FOLDER}/{path.name}`.\n"
+    result = read_result(path)
+    with of_file(path):
+        return head + block.make(result)
 
 
 def _case(result: Result, shape: tuple[int, int, int]) -> Result:
     for case in result["cases"]:
         if (case["views"], case["prompt_tokens"], case["horizon"]) == shape:
-            return dict(case)
-    raise SystemExit(f"bench_docs: case {shape}: expected in the result file; run flashrt bench")
+            return Fields(case)
+    raise MissingError("case {} x {} x {}".format(*shape))
 
 
 def _name(case: Result) -> str:
@@ -238,7 +282,9 @@ def _three(times: dict[str, float]) -> str:
     return " / ".join(f"{times[name]:.2f}" for name in ("p50", "p95", "p99"))
 
 
-def _replay_and_action(times: Result) -> str:
+def _replay_and_action(times: Result | None) -> str:
+    if times is None:
+        return ""
     return f"{times['replay_ms']['p50']:.2f} / {times['stage_ms']['action']:.2f}"
 
 
@@ -272,25 +318,27 @@ def _words(text: str) -> Iterator[str]:
 
 def main() -> int:
     """Command line; 1 where --check finds a difference."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    different = []
-    for name in DOCUMENTS:
-        path = ROOT / name
-        text = path.read_text()
-        made = fill(text, ROOT / RESULTS)
-        if made != text:
-            different.append(name)
-            if not options.check:
-                path.write_text(made)
-    source = ROOT / RESULTS / "pi05_bf16.json"
-    if source.is_file() and not options.check:
-        draw(json.loads(source.read_text()), ROOT / FIGURE)
-    for name in different:
-        print(f"bench_docs: {name} {'differs from its results' if options.check else 'written'}")
+    texts = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
+    folder = ROOT / FOLDER
+    made = {path: fill(text, folder) for path, text in texts.items()}
+    different = [path for path, text in texts.items() if made[path] != text]
+    if not options.check:
+        for path in (*different, ROOT / FIGURE):
+            check_output("--output", path)
+        source = folder / BLOCKS["headline"].file
+        if source.is_file():
+            with of_file(source):
+                draw(read_result(source), ROOT / FIGURE)
+        for path in different:
+            write_text(made[path], path, "document")
+    for path in different:
+        done = "differs from its results" if options.check else "written"
+        print(f"bench_docs: {told(path)} {done}")
     return 1 if options.check and different else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "bench_docs")

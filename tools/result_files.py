@@ -1,0 +1,94 @@
+"""Result files as documents may use them: whole, of the true size, measured on a GPU.
+
+What is wrong with one is told in a line that names the file and the command which makes it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toolbox import ROOT, ToolError
+
+from flashrt_core.files import read_json
+
+FOLDER = "bench/results/h200"
+#: File -> what makes it, from the root of the checkout; its --output follows.
+COMMANDS = {
+    "pi05_bf16.json": "flashrt bench pi05 --trace --overlap both",
+    "pi05_precision.json": "python tools/compare_precision.py",
+    "pi05_soak.json": "python tools/soak.py",
+}
+Result = dict[str, Any]
+
+
+class MissingError(Exception):
+    """What a document needs and its file does not have, in words."""
+
+
+class Fields(dict[str, Any]):
+    """An object of a result file; a field that it lacks is a MissingError with its name."""
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingError(f"field {name!r}")
+
+
+def read_result(path: Path) -> Result:
+    """A result file; ToolError where it is none, or not of the true size on a GPU."""
+    with of_file(path):
+        result = _fields(read_json(path, _what(path), ToolError))
+        if not isinstance(result, dict):
+            raise TypeError(f"expected an object, got a {type(result).__name__}")
+        other = _not_true(result)
+        if other:
+            raise ToolError(_what(path), expected="a result of the true size on a GPU", got=other)
+    return result
+
+
+def _not_true(result: Result) -> str:
+    """What else than the true size on a GPU a result is of; empty where it is of that."""
+    words = shlex.split(result["command"])
+    values = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        values[name] = value if equals else after
+    if result.get("sizes", "true") != "true" or "--narrow" in values:
+        return "narrow sizes"
+    if result.get("place", values.get("--place", "cuda")) != "cuda":
+        return "the CPU"
+    if values.get("--preset", "base") != "base":
+        return f"preset {values['--preset']}"
+    return "" if result["gpu"] else "a machine whose GPU nvidia-smi did not tell"
+
+
+def _fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Fields({name: _fields(each) for name, each in value.items()})
+    return [_fields(each) for each in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """Whatever a file lacks, or has in another form, is a ToolError that names it."""
+    remedy = f"make it by {COMMANDS[path.name]} --output {FOLDER}/{path.name}"
+    try:
+        yield
+    except ToolError as error:
+        raise (error if error.remedy else error.reworded(remedy=remedy)) from error
+    except MissingError as error:
+        raise ToolError(_what(path), expected=error, got="none", remedy=remedy) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        got = f"one that is malformed ({type(error).__name__}: {error})"
+        raise ToolError(_what(path), expected="a result", got=got, remedy=remedy) from error
+
+
+def told(path: Path) -> str:
+    """A path as it is named in messages: from the root of the checkout, if below it."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def _what(path: Path) -> str:
+    return f"result file {told(path)}"
