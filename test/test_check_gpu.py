@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import check_gpu
+import toolbox
+from toolbox import ToolError
 
 CLEAN = "8 passed in 3.1s\n========= ERROR SUMMARY: 0 errors\n"
 RACE = "8 passed\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
@@ -22,8 +24,20 @@ WARNING = (
 def test_every_beginning_selects_a_test() -> None:
     chosen = check_gpu.select(check_gpu.collect())
     assert len(chosen) >= len(check_gpu.PICKED)
-    with pytest.raises(SystemExit, match="no test begins with 'test_gone"):
+    with pytest.raises(ToolError, match="no test begins with 'test_gone"):
         check_gpu.select(chosen, ("test_gone[1]",))
+
+
+def test_a_missing_pytest_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolbox, "find_spec", lambda name: None)
+    with pytest.raises(ToolError, match=r"\Apackages: expected pytest.*make setup-gpu[^\n]*\Z"):
+        check_gpu.collect()
+
+
+def test_a_pytest_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_gpu, "FILES", ("test/kernels/test_gone.py",))
+    with pytest.raises(ToolError, match=r"pytest to end with 0, got 4: .*test_gone[^\n]*\Z"):
+        check_gpu.collect()
 
 
 @pytest.mark.parametrize(

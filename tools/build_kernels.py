@@ -20,6 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from flashrt_core.errors import FlashRTError  # noqa: E402  (neither needs what is not built yet)
+from flashrt_core.outputs import check_output, write_text  # noqa: E402
+
 SOURCES = ROOT / "csrc"
 OUTPUT = ROOT / "build" / "flashrt_kernels.fatbin"
 #: Machine code for these, and PTX that any later GPU can compile. The suffix "a" opens instructions
@@ -193,17 +198,27 @@ def main() -> int:
         print(nvcc or "")
         return 0 if nvcc else 1
     if nvcc is None:
-        print("flashrt: no CUDA compiler (nvcc) found, so this is a CPU-only build")
-        return 0 if options.if_available else 1
+        told = "flashrt: no CUDA compiler (nvcc) found"
+        if options.if_available:
+            print(f"{told}, so this is a CPU-only build")
+            return 0
+        print(f"{told}; install CUDA's toolkit, or set CUDA_HOME to it", file=sys.stderr)
+        return 2
     try:
+        check_output("--output", options.output)
+        if options.report:
+            check_output("--report", options.report)
         kernels = build(
             nvcc, options.output, tuple(options.arch or ARCHITECTURES), ptx=not options.arch
         )
-    except BuildError as error:
+        if options.report:
+            write_text(json.dumps([vars(kernel) for kernel in kernels], indent=1), options.report)
+    except FlashRTError as error:
+        print(f"flashrt: error: {error}", file=sys.stderr)
+        return 2
+    except (BuildError, OSError, subprocess.CalledProcessError) as error:
         print(f"flashrt: {error}", file=sys.stderr)
         return 1
-    if options.report:
-        options.report.write_text(json.dumps([vars(kernel) for kernel in kernels], indent=1))
     size = options.output.stat().st_size
     print(f"flashrt: {len(kernels)} kernels in {options.output} ({size / 1024:.0f} KiB)")
     return 0

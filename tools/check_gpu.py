@@ -10,8 +10,6 @@ compute-sanitizer (of the CUDA toolkit) and pytest. About a minute a tool on an 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -24,7 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import toolbox  # noqa: E402
 
 from flashrt_core.bench import machine  # noqa: E402
 
@@ -91,11 +91,13 @@ class Finding:
 
 
 def select(collected: list[str], picked: tuple[str, ...] = PICKED) -> list[str]:
-    """The test ids that begin with one of ``picked``; SystemExit where one selects nothing."""
+    """The test ids that begin with one of ``picked``; ToolError where one selects nothing."""
     names = {name: name.partition("::")[2] for name in collected}
     for beginning in picked:
         if not any(name.startswith(beginning) for name in names.values()):
-            raise SystemExit(f"check_gpu: no test begins with {beginning!r}; see PICKED")
+            raise toolbox.ToolError(
+                f"no test begins with {beginning!r}", remedy="see PICKED in tools/check_gpu.py"
+            )
     return [name for name, short in names.items() if short.startswith(picked)]
 
 
@@ -113,9 +115,19 @@ def read_output(tool: str, output: str, code: int, expected: int, seconds: float
 
 
 def collect() -> list[str]:
-    """Ids of all op tests."""
+    """Ids of all op tests; ToolError where pytest is missing or does not come to its end."""
+    toolbox.require_packages(("pytest",), "make setup-gpu, or pip install pytest pytest-timeout")
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        told = next((line for line in said if line.startswith("E ")), said[-1] if said else "")
+        raise toolbox.ToolError(
+            "collecting the op tests",
+            expected="pytest to end with 0",
+            got=f"{done.returncode}: {told}",
+            remedy=f"python -m pytest --collect-only {FILES[0]}",
+        )
     return [line for line in done.stdout.splitlines() if line.startswith(FILES)]
 
 
@@ -151,24 +163,28 @@ def run(tool: str, sanitizer: str, tests: list[str], timeout: float) -> Finding:
 
 
 def find_sanitizer() -> str:
-    """compute-sanitizer from PATH or the toolkit's folder; SystemExit where there is none."""
+    """compute-sanitizer from PATH or the toolkit's folder; ToolError where there is none."""
     home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     for place in ("compute-sanitizer", str(home / "bin" / "compute-sanitizer")):
         if found := shutil.which(place):
             return found
-    raise SystemExit(
-        "check_gpu: compute-sanitizer: expected on PATH or under CUDA_HOME; install CUDA's toolkit"
+    raise toolbox.ToolError(
+        "compute-sanitizer",
+        expected="on PATH or under CUDA_HOME",
+        got="none",
+        remedy="install CUDA's toolkit, or set CUDA_HOME to it",
     )
 
 
 def main() -> int:
     """Command line; 0 when every tool came to its end without a finding."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = toolbox.Parser(__doc__)
     parser.add_argument("--tool", action="append", choices=TOOLS, help="default: the first two")
     parser.add_argument("--pick", action="append", help="beginnings of test ids, instead of ours")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a tool")
-    parser.add_argument("-o", "--output", type=Path, help="file for the JSON")
+    parser.add_argument("--timeout", type=toolbox.seconds, default=300.0, help="seconds a tool")
+    parser.add_output()
     options = parser.parse_args()
+    toolbox.require_gpu("run it on a machine with a GPU")
     sanitizer = find_sanitizer()
     tests = select(collect(), tuple(options.pick or PICKED))
     findings = []
@@ -186,10 +202,9 @@ def main() -> int:
         "commit": machine.commit(),
         "command": machine.command_line("python tools/check_gpu.py"),
     }
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    toolbox.write_report(report, options.output)
     return 0 if all(finding.clean for finding in findings) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    toolbox.run(main, "check_gpu")

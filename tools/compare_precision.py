@@ -18,9 +18,7 @@ between ops) are shown too. Needs about 40 GB of GPU memory, and a minute for ea
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "tools")]
 
 import compare_true_size as true_size  # noqa: E402
+import toolbox  # noqa: E402
 from compare_true_size import Array, Decision, Drawn  # noqa: E402
 from parity import case as parity  # noqa: E402
 
@@ -168,14 +167,16 @@ def measure(
 
 def main() -> int:
     """Runs everything; 0 when every gate holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, count in (("views", 2), ("tokens", 48), ("horizon", 10), ("decisions", 2)):
-        parser.add_argument(f"--{name}", type=int, default=count)
+    parser = toolbox.Parser(__doc__)
+    parser.add_shape(decisions=2)
     parser.add_argument("--weights", action="append", choices=WEIGHTS, help="default: both")
     parser.add_argument("--place", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--narrow", action="store_true", help="golden sizes instead of true ones")
-    parser.add_argument("-o", "--output", type=Path, help="file for the JSON")
+    parser.add_output()
     options = parser.parse_args()
+    true_size.require_place(options.place)
+    if options.place == "cuda":  # the gates are about it: without it none would fail
+        toolbox.require_gpu(f"compare at the golden sizes with {true_size.WITHOUT_GPU}")
     sizes = parity.SIZES if options.narrow else {}
     shape = {"horizon": options.horizon, "prompt_buckets": (options.tokens,)}
     config = replace(POLICY.config("base", **{**sizes, **shape}), numerics=PROFILES["lerobot"])
@@ -191,6 +192,8 @@ def main() -> int:
     report: dict[str, Any] = {
         "shape": {name: getattr(options, name) for name in ("views", "tokens", "horizon")},
         "decisions": options.decisions,
+        "sizes": "narrow" if options.narrow else "true",
+        "place": options.place,
         "to_float32": found,
         "gates": [dict(zip(("gate", "found", "limit", "passed"), g, strict=True)) for g in gates],
         "gpu": machine.gpu_state(),
@@ -198,12 +201,11 @@ def main() -> int:
         "commit": machine.commit(),
         "command": machine.command_line("python tools/compare_precision.py"),
     }
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
     for name, value, limit, passed in gates:
         print(f"{'passed' if passed else 'FAILED'}  {name}: {value:.7g} {limit}")
+    toolbox.write_report(report, options.output)
     return 0 if all(gate[-1] for gate in gates) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    toolbox.run(main, "compare_precision")

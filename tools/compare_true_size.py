@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "tools")]
 
 import goldens_lerobot  # noqa: E402
+import toolbox  # noqa: E402
 from parity import case as parity  # noqa: E402
 
 from flashrt_core.bench import machine  # noqa: E402
@@ -49,6 +50,7 @@ from flashrt_core.policies.pi05.reference import Reference  # noqa: E402
 from flashrt_core.tensors import TensorSource, TensorSpec  # noqa: E402
 
 LOOKUP = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+WITHOUT_GPU = "--place cpu --narrow"
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 Array = np.ndarray[Any, Any]
 
@@ -210,6 +212,13 @@ def compare(found: Array, expected: Array) -> dict[str, float]:
     }
 
 
+def require_place(place: str) -> None:
+    """DeviceError where torch has no GPU to draw weights on."""
+    if place == "cuda":
+        with machine.gpu_only(f"compare at the golden sizes with {WITHOUT_GPU}"):
+            open_device(REFERENCE_CUDA).close()
+
+
 def devices(place: str) -> list[str]:
     """Devices that this machine can run the stages on."""
     found = []
@@ -225,13 +234,14 @@ def devices(place: str) -> list[str]:
 
 def main() -> int:
     """Runs everything; 0 when every gate holds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, value in (("views", 2), ("tokens", 48), ("horizon", 10), ("decisions", 3)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    parser = toolbox.Parser(__doc__)
+    parser.add_shape(decisions=3)
     parser.add_argument("--place", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--narrow", action="store_true", help="golden sizes instead of true ones")
-    parser.add_argument("-o", "--output", type=Path, help="file for the JSON")
+    parser.add_output()
     options = parser.parse_args()
+    toolbox.require_packages(toolbox.LEROBOT, "install what tools/record_goldens.py names")
+    require_place(options.place)
     sizes = parity.SIZES if options.narrow else {}
     shape = {"horizon": options.horizon, "prompt_buckets": (options.tokens,)}
     base = POLICY.config("base", **{**sizes, **shape})
@@ -264,10 +274,8 @@ def main() -> int:
         "command": machine.command_line("python tools/compare_true_size.py"),
     }
     report["shape"] = {name: getattr(options, name) for name in ("views", "tokens", "horizon")}
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print(json.dumps(report, indent=1))
+    toolbox.write_report(report, options.output)
     return 0 if passed else 1
 
 
@@ -297,4 +305,4 @@ def judge(results: dict[str, Array]) -> tuple[dict[str, Any], bool]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    toolbox.run(main, "compare_true_size")

@@ -18,7 +18,6 @@ Environments (each needs this package's torch, numpy and sentencepiece too):
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import inspect
@@ -35,8 +34,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "tools")]
 
+import toolbox  # noqa: E402
 from parity import case as parity  # noqa: E402
 
+from flashrt_core.outputs import whole_file  # noqa: E402
 from flashrt_core.policies.pi05.config import make_config  # noqa: E402
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -95,24 +96,30 @@ def decision(source: Any, case: parity.Case) -> Arrays:
 
 
 def main() -> None:
-    """Runs every case and writes the file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Command line."""
+    parser = toolbox.Parser(__doc__)
     parser.add_argument("source", choices=("lerobot", "openpi"))
-    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("-o", "--output", type=toolbox.writable, help="npz file")
     options = parser.parse_args()
     source = importlib.import_module(f"goldens_{options.source}")
     output = options.output or ROOT / "test" / "data" / f"pi05_{options.source}.npz"
     torch.set_num_threads(1)
+    with toolbox.needing(f"goldens of {options.source}", "set up what this file's top names"):
+        record(source, options.source, output)
+
+
+def record(source: Any, name: str, output: Path) -> None:
+    """Runs every case of an implementation and writes the file, whole or not at all."""
     arrays, texts = source.extras()
     for case in parity.CASES:
         arrays |= decision(source, case)
         actions = arrays[f"{case.name}.actions"]
         print(f"{case.name}: actions in {actions.min():.3f}..{actions.max():.3f}")
     about = {
-        "source": options.source,
+        "source": name,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        **{name: version(name) for name in source.PACKAGES},
+        **{package: version(package) for package in source.PACKAGES},
         **getattr(source, "ABOUT", {}),
         "seed": parity.SEED,
         "sizes": parity.SIZES,
@@ -120,10 +127,10 @@ def main() -> None:
         "tokenizer": hashlib.sha256(source.TINY_TOKENIZER.read_bytes()).hexdigest(),
     }
     arrays["about"] = np.frombuffer(json.dumps(about, sort_keys=True).encode(), np.uint8)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(output, **arrays)
+    with whole_file("goldens", output) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)
     print(f"{output}: {output.stat().st_size} bytes, {len(arrays)} arrays")
 
 
 if __name__ == "__main__":
-    main()
+    toolbox.run(main, "record_goldens")

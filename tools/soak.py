@@ -10,7 +10,6 @@ the driver is asked for copies, graph launches and times only, never for memory,
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -22,7 +21,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import toolbox  # noqa: E402
 
 from flashrt_core.bench import machine  # noqa: E402
 from flashrt_core.bench.case import percentiles  # noqa: E402
@@ -44,6 +45,7 @@ ALLOWED = {
     "cuMemGetInfo",  # asked by this program
 }
 _WARM_UP = 500
+_MOST = 10_000_000  # decisions: some hours
 _IMAGES = 61  # drawn beforehand; prime, so that they meet every phase of anything that repeats
 _SLACK_BYTES = 2 << 20  # of the host's allocator
 
@@ -168,10 +170,11 @@ def open_session(preset: str, device: str, precision: str) -> Session:
 
 def main() -> int:
     """Command line; 0 when everything held."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--decisions", type=int, default=100_000)
-    parser.add_argument("-o", "--output", type=Path, help="file for the JSON")
+    parser = toolbox.Parser(__doc__)
+    parser.add_argument("--decisions", type=toolbox.whole(1, _MOST), default=100_000)
+    parser.add_output()
     options = parser.parse_args()
+    toolbox.require_gpu("run it on a machine with a GPU: test/test_soak.py soaks the CPU device")
     session = open_session("base", "cuda", "bf16")
     try:
         began = time.monotonic()
@@ -189,12 +192,10 @@ def main() -> int:
         "kernel_library": library,
         "command": machine.command_line("python tools/soak.py"),
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
+    print(json.dumps(report, indent=1))
+    toolbox.write_report(report, options.output)
     return 1 if result.failures() else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    toolbox.run(main, "soak")

@@ -16,8 +16,15 @@ from pathlib import Path
 
 import sentencepiece
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import toolbox  # noqa: E402
+
+from flashrt_core.outputs import whole_file  # noqa: E402
+
 VOCAB = 1024
-OUTPUT = Path(__file__).parent.parent / "flashrt_core/policies/pi05/tiny_tokenizer.model"
+OUTPUT = ROOT / "flashrt_core/policies/pi05/tiny_tokenizer.model"
 
 
 def _split(text: str) -> list[str]:
@@ -111,11 +118,14 @@ def train() -> bytes:
 
 def main() -> None:
     """Writes the model and says how large it is."""
-    output = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
+    parser = toolbox.Parser(__doc__)
+    parser.add_argument("output", nargs="?", type=toolbox.writable, default=OUTPUT)
+    output = parser.parse_args().output
     model = train()
-    output.write_bytes(model)
+    with whole_file("model", output) as part:
+        part.write_bytes(model)
     print(f"{output}: {len(model)} bytes, {VOCAB} pieces")
 
 
 if __name__ == "__main__":
-    main()
+    toolbox.run(main, "train_tiny_tokenizer")
