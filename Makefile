@@ -16,7 +16,7 @@ export ROS_DOMAIN_ID := $(shell shuf -i 20-100 -n 1)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels gpu-check lint setup setup-dev clean
+.PHONY: help demo test kernels gpu-check lint setup setup-dev setup-gpu clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,10 +30,10 @@ test: lint ## Run ruff, mypy and pytest.
 kernels: ## Build the CUDA kernels of this checkout with nvcc.
 	$(PYTHON) tools/build_kernels.py
 
-gpu-check: kernels ## On a GPU: op tests, compute-sanitizer, 100,000 decisions. Takes minutes.
-	$(PYTHON) -m pytest -q -m gpu test
-	$(PYTHON) tools/check_gpu.py
-	$(PYTHON) tools/soak.py
+gpu-check: setup-gpu kernels ## On a GPU: op tests, compute-sanitizer, 100,000 decisions. Takes minutes.
+	$(call run,python -m pytest -q -m gpu test $(PYTEST_ARGS))
+	$(call run,python tools/check_gpu.py)
+	$(call run,python tools/soak.py)
 
 lint: setup-dev ## Run ruff and mypy.
 	$(call run,ruff check .)
@@ -45,6 +45,9 @@ setup: ## Set up .venv, or bring it up to date.
 
 setup-dev: ## The same, with the tools that `make test` needs.
 	@$(PYTHON) tools/environment.py --dev
+
+setup-gpu: ## The same, with what a GPU needs: torch for CUDA 13 and the extra `cuda`.
+	@$(PYTHON) tools/environment.py --gpu
 
 clean: ## Remove .venv, build output and caches.
 	rm -rf .venv build install log out .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -29,6 +29,7 @@ SUPPORTED = ((3, 11), (3, 13))  # the ROS 2 wheels end at 3.13
 
 PINNED = ("requirements/runtime.txt", "requirements/ros-kilted.txt")
 PINNED_DEV = ("requirements/dev.txt",)
+CUDA = "13"  # what torch must be built for, where a GPU is to be used
 INTERFACE_SOURCES = ("CMakeLists.txt", "package.xml", "cmake", "msg", "srv", "tools/interfaces.py")
 PROJECT_SOURCES = ("pyproject.toml", "setup.py", "tools/ros_build.py")
 
@@ -126,9 +127,9 @@ def call(command: list[str], *, show: str = "$.", **variables: str) -> None:
         raise SystemExit(f"[setup] failed: {' '.join(command)}; whole log: {LOG}")
 
 
-def install(*files: str) -> None:
+def install(*files: str, packages: Iterable[str] = ()) -> None:
     """pip install of pinned requirement files, then a check that they fit together."""
-    arguments = [word for file in files for word in ("-r", file)]
+    arguments = [*(word for file in files for word in ("-r", file)), *packages]
     python = str(VENV / "bin" / "python")
     call([python, "-m", "pip", "install", *arguments], show=r"Downloading .* MB|^Installing")
     call([python, "-m", "pip", "check"])
@@ -150,6 +151,34 @@ def create_venv() -> None:
     STATE.mkdir()
     # colcon would take every package of the environment for one of the workspace.
     (VENV / "COLCON_IGNORE").touch()
+
+
+def cuda_packages() -> list[str]:
+    """The extra `cuda`: ranges, as torch's CUDA build fixes the versions of NVIDIA's packages."""
+    import tomllib  # a Python without it is told so by check_system
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return list(project["optional-dependencies"]["cuda"])
+
+
+def check_torch() -> None:
+    """Refuse a torch in .venv that cannot use a GPU.
+
+    Raises:
+        SystemExit: it is built for the CPU, or for another CUDA.
+    """
+    ask = "import torch; print(torch.__version__, torch.version.cuda)"
+    command = [str(VENV / "bin" / "python"), "-c", ask]
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False
+    )
+    version, _, cuda = done.stdout.strip().partition(" ")
+    if cuda.split(".")[0] != CUDA:
+        raise SystemExit(
+            f"[setup] torch: expected one built for CUDA {CUDA}, got {version or 'none'} (CUDA "
+            f"{cuda or 'unknown'}); install the same version from torch's CUDA {CUDA} index with "
+            f"{VENV / 'bin' / 'pip'}, then run make again"
+        )
 
 
 def build_interfaces() -> None:
@@ -199,8 +228,11 @@ def step(name: str, key: str, text: str, action: Callable[[], None]) -> None:
     say(f"{name}: done in {time.monotonic() - began:.0f} s")
 
 
-def set_up(*, dev: bool) -> None:
-    """Bring .venv up to date; ``dev`` adds the tools that `make test` needs."""
+def set_up(*, dev: bool, gpu: bool = False) -> None:
+    """Bring .venv up to date; ``dev`` adds what `make test` needs, ``gpu`` what a GPU does.
+
+    SystemExit where a step fails, or where torch cannot use a GPU that is to be used.
+    """
     if (STATE / "unfinished").is_file():
         left = (STATE / "unfinished").read_text()
         say(f"an earlier set-up was cut off in step '{left}'; starting again from an empty .venv")
@@ -222,6 +254,15 @@ def set_up(*, dev: bool) -> None:
             "installing ruff, mypy and pytest",
             lambda: install(*PINNED, *PINNED_DEV),
         )
+    if gpu:
+        packages = cuda_packages()
+        step(
+            "cuda-packages",
+            digest((*PINNED, *PINNED_DEV), salt=f"{python} {packages}"),
+            f"installing {', '.join(packages)}",
+            lambda: install(*PINNED, *PINNED_DEV, packages=packages),
+        )
+        check_torch()
     step(
         "interfaces",
         digest((*INTERFACE_SOURCES, PINNED[1]), salt=python),
@@ -240,6 +281,7 @@ def main() -> None:
     """Set up or bring up to date the environment of this checkout (.venv)."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--dev", action="store_true", help="with the tools that `make test` needs")
+    parser.add_argument("--gpu", action="store_true", help="the same, with the CUDA device")
     arguments = parser.parse_args()
     if Path(sys.prefix).resolve() == VENV.resolve():
         # Run from the activated .venv, which may have to go: continue on the Python that made it.
@@ -249,7 +291,7 @@ def main() -> None:
     # Two `make` at once: the second waits, then finds everything done.
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        set_up(dev=arguments.dev)
+        set_up(dev=arguments.dev or arguments.gpu, gpu=arguments.gpu)
 
 
 if __name__ == "__main__":
