@@ -90,8 +90,8 @@ def calibrate_command(
     Runs on the references: on the CPU, or with --device reference_cuda on a GPU.
     """
     options = plan_of(locals())
-    if output is not None:
-        output = check_output("--output", output)
+    # The name of the default depends on what is loaded; its folder does not.
+    tried = check_output("--output", output or default_path({}))
     samples, origin = sample_source(
         npz=npz, bag=bag, params=params, made_up=made_up, seed=seed, limit=limit
     )
@@ -107,7 +107,7 @@ def calibrate_command(
         )
     console = terminal_or_file()
     render(found, console)  # before anything can go wrong with the file
-    path = output or default_path(found.key)
+    path = tried if output else default_path(found.key)
     found.write(path)
     console.print(f"written to {path}", soft_wrap=True)
 

@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=toolbox.writable, help="npz file")
     options = parser.parse_args()
     source = importlib.import_module(f"goldens_{options.source}")
-    output = options.output or ROOT / "test" / "data" / f"pi05_{options.source}.npz"
+    output = options.output or toolbox.writable(f"{ROOT}/test/data/pi05_{options.source}.npz")
     torch.set_num_threads(1)
     with toolbox.needing(f"goldens of {options.source}", "set up what this file's top names"):
         record(source, options.source, output)

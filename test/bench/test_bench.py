@@ -22,6 +22,7 @@ from flashrt_core.bench.layers import layer_traces
 from flashrt_core.bench.machine import command_line
 from flashrt_core.bench.report import describe_run, draw, peer_lines, write_json
 from flashrt_core.bench.trace import KernelTime
+from flashrt_core.cli import USER_ERROR, app, run
 from flashrt_core.errors import DeviceError, FlashRTError, OptionError
 from flashrt_core.outputs import OutputError
 
@@ -274,6 +275,26 @@ def test_options_are_refused_before_anything_is_opened(
     with pytest.raises(FlashRTError, match=message) as raised:
         run_bench(options, Console())
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", ","], "case: expected views x tokens x horizon"),
+        (["--cases", "²x48x10"], "got '²x48x10'"),
+        (["--overlap", "ON"], "on, off, both, each, or of context, action, kernel, product"),
+        (["--peer-paths", "eager"], "'peer-paths' of bench: expected --peer, got none"),
+        (["--peer", "lerobot", "--peer-paths", "eager,,"], "'peer-paths': expected some of"),
+        (["--output", "/"], "it is a folder"),
+        (["--figure", "f.txt"], "option '--figure': expected a name that ends in .png"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run(lambda: app(["bench", *arguments])) == USER_ERROR
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
 
 
 def test_one_name_for_two_files_is_refused(tmp_path: Path) -> None:

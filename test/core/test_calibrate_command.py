@@ -127,6 +127,15 @@ def test_refusals(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
     assert message in err
 
 
+def test_a_cache_that_cannot_be_written_is_found_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    monkeypatch.setattr(cli_calibrate, "calibrate", lambda *_, **__: pytest.fail("observed"))
+    code, out, err = call(capsys, "calibrate", "pi05", "--made-up", "1", *FEW)
+    assert (code, out) == (USER_ERROR, "") and "option '--output': expected a file" in err
+
+
 @pytest.mark.parametrize("figure", ["/", "report", "report.xyz", "/proc/none/report.png"])
 def test_a_figure_is_refused_before_the_comparison(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, figure: str
