@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .devices.overlap import DEFAULT
 from .terminal import terminal_or_file
 
 
@@ -26,12 +27,15 @@ def bench_command(
         str,
         typer.Option(
             help="Where kernels overlap: on, off, or classes of boundaries joined by +: context, "
-            "action, kernel, product. both: on, then off. each: on, off, then every class alone. "
-            "both and each check that all ways give equal bits."
+            "action, kernel, product. both: as plans run, then off. each: on and every class alone "
+            "too. both and each check that all ways give equal bits."
         ),
-    ] = "on",
+    ] = DEFAULT,
     overlap_cases: Annotated[
-        str, typer.Option(help="Of both or each: cases that are measured beyond on; empty: all.")
+        str,
+        typer.Option(
+            help="Of both or each: cases that are measured in the other ways; empty: all."
+        ),
     ] = "",
     trace: Annotated[bool, typer.Option(help="Add each kernel's time.")] = False,
     peer: Annotated[str, typer.Option(help="lerobot: run its code too, for the ratio.")] = "",

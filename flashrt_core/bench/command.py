@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..devices.overlap import FRONTS, Overlap
+from ..devices.overlap import DEFAULT, FRONTS, Overlap
 from ..errors import NumericsError, OptionError
 from ..outputs import check_figure, check_output
 from .case import CASES, Case
@@ -21,7 +21,10 @@ from .report import describe_run, draw, peer_lines, table, write_json
 
 _STAGES = ("context", "action")  # of a decision
 #: The ways that a case is measured, the one that counts first.
-_OVERLAPS = {"both": ("on", "off"), "each": ("on", "off", *_STAGES, *FRONTS)}
+_OVERLAPS = {
+    "both": (DEFAULT, "off"),
+    "each": tuple(dict.fromkeys((DEFAULT, "on", "off", *_STAGES, *FRONTS))),
+}
 _MOST_SAMPLES = 1_000_000
 _INSTEAD = "use flashrt qualify or flashrt demo, which run on the CPU: bench needs a GPU"
 
@@ -35,8 +38,8 @@ class BenchOptions:
         cases: shapes; empty means all of 1, 2, 3 views x 48, 200 tokens x horizon 10, 50.
         samples: decisions that are timed, each on an observation other than the last.
         overlap: "on", "off", or classes of boundaries as :meth:`Overlap.parse` reads them; "both"
-            measures every case on and off, "each" every class alone too. All ways of a case must
-            give equal bits.
+            measures every case as plans run and without overlap, "each" everywhere and every class
+            alone too. All ways of a case must give equal bits.
         overlap_cases: those of ``cases`` that are measured in the other ways too; empty means all.
         trace: add every kernel's time, and one layer's kernels, from torch's profiler.
         peer: "lerobot" runs LeRobot's code on the same GPU afterwards, for the ratio; "" does not.
@@ -53,7 +56,7 @@ class BenchOptions:
     device: str = "cuda"
     cases: tuple[Case, ...] = ()
     samples: int = 200
-    overlap: str = "on"
+    overlap: str = DEFAULT
     overlap_cases: tuple[Case, ...] = ()
     trace: bool = False
     peer: str = ""
@@ -229,7 +232,7 @@ def _case_of(line: dict[str, Any]) -> Case:
 def _check_bits(first: CaseResult, second: CaseResult, overlap: str) -> None:
     if not np.array_equal(first.actions, second.actions):
         raise NumericsError(
-            f"actions of case {first.case} with overlap on and {overlap!r}",
+            f"actions of case {first.case} with overlap {DEFAULT!r} and {overlap!r}",
             expected="equal bits",
             got=f"a difference of {np.abs(first.actions - second.actions).max():.3g}",
             remedy="a kernel touches what another one writes before it waits",

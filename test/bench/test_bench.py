@@ -223,7 +223,7 @@ def test_other_overlaps_of_chosen_cases() -> None:
     cases = (Case(2, 48, 10), Case(3, 200, 50))
     options = BenchOptions(cases=cases, overlap="both", overlap_cases=cases[1:])
     plain, chosen = command._measure(SimpleNamespace(run=run), options, cases)  # type: ignore[arg-type]
-    assert ran == [("on", list(cases)), ("off", [cases[1]])]
+    assert ran == [("action", list(cases)), ("off", [cases[1]])]
     assert "other_overlaps" not in plain
     assert list(chosen["other_overlaps"]) == ["off"] and chosen["overlap_equal_bits"]
 
