@@ -29,7 +29,8 @@ Array = np.ndarray[Any, Any]
 class HostState:
     """What a session knows outside the buffers. Immutable, so that sharing it is copying it.
 
-    ``staged`` holds the last values of staged inputs: their products are in the regions.
+    Its arrays are copies that nobody can write (:func:`frozen`): a host reuses its own. ``staged``
+    holds the last values of staged inputs: their products are in the regions.
     """
 
     shape: ShapeKey | None = None
@@ -40,6 +41,22 @@ class HostState:
     robot_state: Array | None = None
     staged: Mapping[str, Array] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
+
+    def owned(self) -> HostState:
+        """The same with arrays of its own, whoever made these."""
+        state = self.robot_state
+        return replace(
+            self,
+            robot_state=None if state is None else frozen(state),
+            staged={name: frozen(value) for name, value in self.staged.items()},
+        )
+
+
+def frozen(values: Array) -> Array:
+    """A copy that cannot be written."""
+    copy = np.array(values, order="C")
+    copy.setflags(write=False)
+    return copy
 
 
 @dataclass(frozen=True)
@@ -256,7 +273,7 @@ class CapsuleStore:
             )
         slot = self._slot_for(name, image.info.session)
         self._device.write(slot[:size], image.payload)
-        return self._hold(name, image.info.session, image.host, size, slot)
+        return self._hold(name, image.info.session, image.host.owned(), size, slot)
 
     def _hold(
         self, name: str, session: str, host: HostState, size: int, slot: Tensor

@@ -336,7 +336,17 @@ def rotate(image: np.ndarray, rotation_deg: int) -> np.ndarray:
     """Turn [H, W, 3] clockwise by 0, 90, 180 or 270 degrees; returns it contiguous."""
     if rotation_deg not in ROTATIONS_DEG:
         raise OptionError("rotation_deg", expected="0, 90, 180 or 270", got=rotation_deg)
-    return np.ascontiguousarray(np.rot90(image, -rotation_deg // 90))
+    return packed(np.rot90(image, -rotation_deg // 90))
+
+
+def packed(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy where its strides are not those of a fresh one.
+
+    NumPy calls an array contiguous whatever the stride of an axis with one entry is; of a turned
+    picture that can be negative, which torch refuses.
+    """
+    array = np.ascontiguousarray(array)
+    return array if min(array.strides, default=0) >= 0 else array.copy(order="C")
 
 
 @cache

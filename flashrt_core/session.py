@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .capsule import CapsuleInfo, HostState, with_lineage
+from .capsule import CapsuleInfo, HostState, frozen, with_lineage
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
@@ -108,7 +108,8 @@ class Session:
     def observe(self, observation: Observation) -> None:
         """Encode an observation and write every window of it.
 
-        All values are checked before any window changes. InputError names the input that is wrong.
+        All values are checked before any window changes, and none of its arrays is kept. InputError
+        names the input that is wrong.
         """
         if not self._host.prompt:
             raise InputError(
@@ -120,8 +121,11 @@ class Session:
         values = self.processor.encode(observation, self._host.prompt)
         shape = self.engine.shape_for(self.processor.prompt_tokens(values))
         self._write(values, shape)
+        state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(
-            self._host, stamp_ns=observation.stamp_ns, robot_state=observation.state
+            self._host,
+            stamp_ns=observation.stamp_ns,
+            robot_state=None if state is None else frozen(state),
         )
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -250,12 +254,15 @@ class Session:
         )
         if same and self.ledger.is_made(transform.name) and not self.ledger.announced(names):
             return  # the retained product is already that of these values
+        # Until the transform has run, the retained product is that of neither value.
+        others = {name: value for name, value in staged.items() if name not in names}
+        self._host = replace(self._host, staged=others)
         for name in names:
             self._fill(self.contract.input(name), values[name])
         self.ledger.check(transform)
         self.engine.replay(self, (transform,), self._shape())
-        kept = {name: values[name].copy() for name in names}
-        self._host = replace(self._host, staged={**staged, **kept})
+        kept = {name: frozen(values[name]) for name in names}
+        self._host = replace(self._host, staged={**others, **kept})
 
     def _replay_last(self, stages: tuple[StageSpec, ...]) -> dict[str, float]:
         """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""

@@ -154,7 +154,7 @@ class CpuDevice:
         if self._cpu:
             np.copyto(target.numpy(), value, casting="no")
         else:
-            target.copy_(torch.from_numpy(value))
+            target.copy_(torch.from_numpy(np.array(value, order="C")))
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy; bf16 and narrower floats come as float32."""

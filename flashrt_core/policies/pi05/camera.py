@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from ...errors import InputError
-from ...images import Frame
+from ...images import Frame, packed
 from ...kernels.picture import MAX_TAPS, Kind, Picture
 from ...kernels.picture_reference import resize_like_torch, square
 from .config import Pi05Config
@@ -101,7 +101,7 @@ def resize_with_pad(image: Array, size: int, method: str = "pillow") -> Array:
     """
     height, width = image.shape[:2]
     if (height, width) == (size, size):
-        return np.ascontiguousarray(image)
+        return packed(image)
     place = placed(Picture(height=height, width=width), size)
     small = _FILTERS[method](image, (place.inner_height, place.inner_width))
     out = np.zeros((size, size, 3), np.uint8)
@@ -130,7 +130,7 @@ def _pillow(image: Array, inner: tuple[int, int]) -> Array:
 
 def _torch(image: Array, inner: tuple[int, int]) -> Array:
     # Copied only where it cannot be written, as a view of a received message: torch would warn.
-    pixels = torch.from_numpy(np.require(image, requirements=["C", "W"]))
+    pixels = torch.from_numpy(np.require(packed(image), requirements=["W"]))
     return resize_like_torch(pixels, inner).numpy()
 
 

@@ -119,7 +119,7 @@ class Reference:
             keys, values, valid = (
                 x.to(self.place) for x in (keys.to(self.dtype), values.to(self.dtype), valid)
             )
-            sample = torch.from_numpy(noise).to(self.place, self.dtype)
+            sample = torch.from_numpy(np.array(noise, order="C")).to(self.place, self.dtype)
             dt = torch.tensor(-1.0 / self.config.steps, dtype=torch.float32)
             for now in self._times(dt):
                 velocity = self._velocity(sample, now, keys, values, valid)
