@@ -11,19 +11,43 @@ Refused by name, because a guess would feed a policy silently wrong colours: 16U
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from flashrt_core.errors import ImageError, OptionError
+from flashrt_core.image_layout import (
+    DEPTH,
+    ENCODINGS,
+    TABLE,
+    ImageLayout,
+    bytes_of,
+    opencv,
+    resolve_encoding,
+)
 from flashrt_core.kernels.picture import Kind, Picture
+
+__all__ = [
+    "CODECS",
+    "ENCODINGS",
+    "ROTATIONS_DEG",
+    "EncodedImage",
+    "Frame",
+    "ImageLayout",
+    "RawImage",
+    "check_compressed",
+    "check_image",
+    "decode_rgb",
+    "frame_of",
+    "opencv",
+    "packed",
+    "resolve_encoding",
+    "rotate",
+    "to_rgb",
+]
 
 ROTATIONS_DEG = (0, 90, 180, 270)
 CODECS = ("jpeg", "png")
-_OPENCV_REMEDY = "install opencv-python-headless (pip) or python3-opencv (apt)"
-_DEPTH = {"16UC1": "16-bit depth in millimetres", "32FC1": "depth in metres"}  # REP 118
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 _TAIL = {"jpeg": b"\xff\xd9", "png": b"IEND\xaeB`\x82"}
 
@@ -46,98 +70,6 @@ class EncodedImage(Protocol):
     data: Any
 
 
-@dataclass(frozen=True)
-class _Encoding:
-    """Bytes of one pixel, and how to get RGB from them.
-
-    ``picks`` are the channels to take as R, G, B, or where the parts of another ``kind`` lie;
-    ``cv`` is an OpenCV conversion; ``planes`` counts the rows of bytes per picture row in halves
-    (3 for 4:2:0); width and height must be multiples of ``even``.
-    """
-
-    channels: int
-    sample_bytes: int = 1
-    picks: tuple[int, int, int] = (0, 1, 2)
-    cv: str | None = None
-    planes: int = 2
-    even: tuple[int, int] = (1, 1)
-    kind: Kind = Kind.PACKED
-
-
-def _bayer(cv: str, row: int, column: int) -> _Encoding:
-    return _Encoding(1, 1, (0, row, column), cv, even=(2, 2), kind=Kind.BAYER)
-
-
-_UYVY = _Encoding(2, 1, (1, 0, 2), "COLOR_YUV2RGB_UYVY", even=(2, 1), kind=Kind.YUV422)
-_YUY2 = _Encoding(2, 1, (0, 1, 3), "COLOR_YUV2RGB_YUY2", even=(2, 1), kind=Kind.YUV422)
-_ENCODINGS = {
-    "rgb8": _Encoding(3, picks=(0, 1, 2)),
-    "bgr8": _Encoding(3, picks=(2, 1, 0)),
-    "rgba8": _Encoding(4, picks=(0, 1, 2)),
-    "bgra8": _Encoding(4, picks=(2, 1, 0)),
-    "mono8": _Encoding(1, picks=(0, 0, 0)),
-    "8UC1": _Encoding(1, picks=(0, 0, 0)),
-    "mono16": _Encoding(1, sample_bytes=2, picks=(0, 0, 0), kind=Kind.WIDE),
-    "bayer_rggb8": _bayer("COLOR_BayerRGGB2RGB", 0, 0),
-    "bayer_bggr8": _bayer("COLOR_BayerBGGR2RGB", 1, 1),
-    "bayer_gbrg8": _bayer("COLOR_BayerGBRG2RGB", 1, 0),
-    "bayer_grbg8": _bayer("COLOR_BayerGRBG2RGB", 0, 1),
-    "yuv422": _UYVY,
-    "uyvy": _UYVY,
-    "yuv422_yuy2": _YUY2,
-    "yuyv": _YUY2,
-    "nv12": _Encoding(1, 1, (0, 0, 1), "COLOR_YUV2RGB_NV12", 3, (2, 2), Kind.YUV420),
-    "nv21": _Encoding(1, 1, (0, 1, 0), "COLOR_YUV2RGB_NV21", 3, (2, 2), Kind.YUV420),
-}
-# Their channel order is not in the message; the camera's `encoding` parameter has to state it.
-_UNORDERED = {"8UC3": ("rgb8", "bgr8"), "8UC4": ("rgba8", "bgra8")}
-ENCODINGS = tuple(_ENCODINGS)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLayout:
-    """Where the pixels of a checked message lie: sizes in pixels and bytes."""
-
-    encoding: str
-    height: int
-    width: int
-    rows: int  # rows of bytes in the data; more than `height` for 4:2:0
-    row_bytes: int  # bytes of a row that carry pixels
-    step: int  # bytes from one row to the next
-    big_endian: bool
-
-
-def resolve_encoding(encoding: str, required: str = "") -> str:
-    """The supported encoding by which to read an image that says ``encoding``.
-
-    Raises:
-        ImageError: unknown, not the required one, depth, without a channel order, or OpenCV needed
-            and not installed.
-    """
-    if encoding in _UNORDERED:
-        if required in _UNORDERED[encoding]:
-            return required
-        raise ImageError(
-            "image encoding",
-            expected="one that names its channel order",
-            got=encoding,
-            remedy=f"state it in the camera's encoding: {' or '.join(_UNORDERED[encoding])}",
-        )
-    if encoding in _DEPTH:
-        raise ImageError(
-            "image encoding", expected="colour", got=f"{encoding} ({_DEPTH[encoding]})"
-        )
-    if encoding not in _ENCODINGS:
-        raise ImageError(
-            "image encoding", expected=f"one of {', '.join(ENCODINGS)}", got=f"'{encoding}'"
-        )
-    if required and encoding != required:
-        raise ImageError("image encoding", expected=required, got=encoding)
-    if _ENCODINGS[encoding].cv is not None:
-        opencv(f"a {encoding} image")
-    return encoding
-
-
 def check_image(message: RawImage, required: str = "") -> ImageLayout:
     """Check the header fields of a raw image against each other and against the data.
 
@@ -151,32 +83,13 @@ def check_image(message: RawImage, required: str = "") -> ImageLayout:
             row, data of another length than ``step`` x rows, or OpenCV needed and not installed.
     """
     name = resolve_encoding(message.encoding, required)
-    encoding = _ENCODINGS[name]
-    height, width = int(message.height), int(message.width)
-    if height < 1 or width < 1:
-        raise ImageError("image size", expected="at least 1 x 1", got=f"{width} x {height}")
-    if width % encoding.even[0] or height % encoding.even[1]:
-        raise ImageError(
-            f"size of a {name} image",
-            expected=f"width in steps of {encoding.even[0]}, height of {encoding.even[1]}",
-            got=f"{width} x {height}",
-        )
-    row_bytes = width * encoding.channels * encoding.sample_bytes
-    step = int(message.step) or row_bytes
-    if step < row_bytes:
-        raise ImageError(
-            "image field 'step'",
-            expected=f"at least {row_bytes} for {width} {name} pixels",
-            got=step,
-        )
-    rows = height * encoding.planes // 2
-    if len(message.data) != step * rows:
-        raise ImageError(
-            "image data",
-            expected=f"{step * rows} bytes (step {step} x {rows} rows, {width} x {height} {name})",
-            got=len(message.data),
-        )
-    return ImageLayout(name, height, width, rows, row_bytes, step, bool(message.is_bigendian))
+    layout = ImageLayout.of(
+        name, message.height, message.width, message.step, bool(message.is_bigendian)
+    )
+    found = bytes_of(message.data).size
+    if found != layout.nbytes:
+        raise ImageError("image data", expected=layout, got=found)
+    return layout
 
 
 @dataclass(frozen=True)
@@ -185,34 +98,54 @@ class Frame:
 
     Attributes:
         layout: where its pixels lie.
-        data: any buffer of bytes; not copied.
+        data: any buffer of bytes, at least as many as the layout has; not copied.
         rotation_deg: clockwise turn of the picture, one of 0, 90, 180, 270.
+
+    Raises:
+        ImageError: at construction, when these do not fit together.
     """
 
     layout: ImageLayout
     data: Any
     rotation_deg: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.layout, ImageLayout):
+            raise ImageError("image layout", expected="an ImageLayout", got=repr(self.layout))
+        own = self.layout
+        layout = ImageLayout.of(own.encoding, own.height, own.width, own.step, own.big_endian)
+        if layout != own:
+            raise ImageError("image layout", expected=layout, got=own)
+        if self.rotation_deg not in ROTATIONS_DEG:
+            raise ImageError("rotation_deg", expected="0, 90, 180 or 270", got=self.rotation_deg)
+        self.raw()
+
+    def raw(self) -> np.ndarray:
+        """Its bytes, [layout.nbytes] uint8; ImageError when there are fewer by now."""
+        data = bytes_of(self.data)
+        if data.size < self.layout.nbytes:
+            raise ImageError("image data", expected=f"at least {self.layout}", got=data.size)
+        return data[: self.layout.nbytes]
+
     @classmethod
     def of_rgb(cls, rgb: np.ndarray) -> Frame:
         """The frame of [H, W, 3] uint8 RGB."""
         height, width = rgb.shape[:2]
-        layout = ImageLayout("rgb8", height, width, height, 3 * width, 3 * width, False)
-        return cls(layout, np.ascontiguousarray(rgb).reshape(-1))
+        return cls(ImageLayout.of("rgb8", height, width), np.ascontiguousarray(rgb).reshape(-1))
 
     def rgb(self) -> np.ndarray:
         """[H, W, 3] uint8 RGB, contiguous; see :func:`to_rgb`."""
         layout = self.layout
-        encoding = _ENCODINGS[layout.encoding]
+        encoding = TABLE[layout.encoding]
         if encoding.cv is not None:
             cv2 = opencv(f"a {layout.encoding} image")
             shape = (layout.rows, layout.width) + ((2,) if encoding.channels == 2 else ())
-            samples = np.ascontiguousarray(_pixels(self.data, layout, shape, "u1"))
+            samples = np.ascontiguousarray(_pixels(self.raw(), layout, shape, "u1"))
             rgb = cv2.cvtColor(samples, getattr(cv2, encoding.cv))
         else:
             kind = "u1" if encoding.sample_bytes == 1 else (">u2" if layout.big_endian else "<u2")
             shape = (layout.height, layout.width, encoding.channels)
-            samples = _pixels(self.data, layout, shape, kind)
+            samples = _pixels(self.raw(), layout, shape, kind)
             if encoding.sample_bytes == 2:
                 samples = ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
             rgb = samples if layout.encoding == "rgb8" else _pick(samples, encoding.picks)
@@ -221,7 +154,7 @@ class Frame:
     def picture(self) -> Picture:
         """How a device is to read the bytes; its place on a square is not set."""
         layout = self.layout
-        encoding = _ENCODINGS[layout.encoding]
+        encoding = TABLE[layout.encoding]
         parts = encoding.picks
         if encoding.kind is Kind.WIDE:
             parts = (0, 1, 0) if layout.big_endian else (1, 0, 0)
@@ -271,9 +204,9 @@ def check_compressed(message: EncodedImage, required: str = "") -> str:
         ImageError: empty, cut short, of an unknown codec, not the one that ``format`` or
             ``required`` names, a depth image, or OpenCV is not installed.
     """
-    data = memoryview(message.data).cast("B") if len(message.data) else memoryview(b"")
+    data = bytes_of(message.data).data
     label = message.format
-    if "compressedDepth" in label or label.split(";")[0].strip() in _DEPTH:
+    if "compressedDepth" in label or label.split(";")[0].strip() in DEPTH:
         raise ImageError("compressed image", expected="colour", got=f"depth ('{label}')")
     codec = next((c for c, magic in _MAGIC.items() if data[: len(magic)] == magic), None)
     if codec is None:
@@ -316,7 +249,7 @@ def decode_rgb(message: EncodedImage, required: str = "", rotation_deg: int = 0)
     """
     codec = check_compressed(message, required)
     cv2 = opencv(f"a {codec} image")
-    data = np.frombuffer(message.data, np.uint8)
+    data = bytes_of(message.data)
     try:
         picture = cv2.imdecode(data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
@@ -349,24 +282,6 @@ def packed(array: np.ndarray) -> np.ndarray:
     return array if min(array.strides, default=0) >= 0 else array.copy(order="C")
 
 
-@cache
-def _import_opencv() -> ModuleType | None:
-    try:
-        import cv2
-    except ImportError:
-        return None
-    module: ModuleType = cv2
-    return module
-
-
-def opencv(purpose: str) -> Any:
-    """Return the cv2 module; ImageError names ``purpose`` and the packages where it is missing."""
-    module = _import_opencv()
-    if module is None:
-        raise ImageError(f"{purpose} needs OpenCV, which is not installed", remedy=_OPENCV_REMEDY)
-    return module
-
-
 def _pick(samples: np.ndarray, channels: tuple[int, int, int]) -> np.ndarray:
     """[H, W, C] to [H, W, 3]; channel by channel is several times faster than one index."""
     rgb = np.empty((*samples.shape[:2], 3), np.uint8)
@@ -375,11 +290,10 @@ def _pick(samples: np.ndarray, channels: tuple[int, int, int]) -> np.ndarray:
     return rgb
 
 
-def _pixels(data: Any, layout: ImageLayout, shape: tuple[int, ...], kind: str) -> np.ndarray:
+def _pixels(raw: np.ndarray, layout: ImageLayout, shape: tuple[int, ...], kind: str) -> np.ndarray:
     """View the samples of a buffer as ``shape`` without a copy, whatever the row padding is."""
     inner = np.dtype(kind).itemsize
     strides: tuple[int, ...] = (layout.step, layout.row_bytes // layout.width)
     if len(shape) == 3:
         strides += (inner,)
-    raw = np.frombuffer(data, np.uint8)
     return np.ndarray(shape, np.dtype(kind), buffer=raw, strides=strides)

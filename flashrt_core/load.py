@@ -61,8 +61,9 @@ class LoadOptions:
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
             ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
             default in the stage ``action``.
-        camera_bytes: most bytes of a camera's image: images then go to the device as they come and
-            are decoded and resized there, with the host's grey levels. 0: the host does it.
+        camera_bytes: room for a camera's image: images of so many bytes or fewer go to the device
+            as they come and are decoded and resized there, with the host's grey levels; larger ones
+            the host resizes. 0: the host does it always, which is faster on the CPU device.
     """
 
     policy: str = "pi05"

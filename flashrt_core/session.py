@@ -20,7 +20,7 @@ from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger
-from .policies.base import Observation, Processor
+from .policies.base import Observation, Processor, as_array
 from .text import check_text
 
 if TYPE_CHECKING:
@@ -118,9 +118,13 @@ class Session:
                 got="none",
                 remedy="set_prompt() first",
             )
+        if not isinstance(observation, Observation):
+            raise InputError(
+                "observation", expected="an Observation", got=type(observation).__name__
+            )
         values = self.processor.encode(observation, self._host.prompt)
         shape = self.engine.shape_for(self.processor.prompt_tokens(values))
-        self._write(values, shape)
+        self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(
             self._host,
@@ -132,9 +136,16 @@ class Session:
         """Write input windows directly; for hosts that encode on their own.
 
         A shape must be in use already (``observe`` or :meth:`select_shape`). ContractError on an
-        unknown name, InputError on a wrong shape, dtype, or a non-finite float.
+        unknown name, InputError on a wrong shape, dtype, or a non-finite float, and on values that
+        contradict each other: bytes of a camera come with their description.
         """
-        self._write(values, self._shape())
+        if not isinstance(values, Mapping):
+            raise InputError(
+                "values", expected="a mapping of inputs to arrays", got=type(values).__name__
+            )
+        checked = self._checked(values)
+        self.processor.check_windows(checked)
+        self._write(checked, self._shape())
 
     def select_shape(self, shape: ShapeKey) -> None:
         """Use a captured shape; retained values of another shape are forgotten."""
@@ -234,18 +245,22 @@ class Session:
             )
         return self._host.shape
 
+    def _checked(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        return {
+            name: checked_value(self.contract.input(name), value) for name, value in values.items()
+        }
+
     def _write(self, values: Mapping[str, Array], shape: ShapeKey) -> None:
-        specs = {name: self.contract.input(name) for name in values}
-        checked = {name: checked_value(specs[name], value) for name, value in values.items()}
         self.select_shape(shape)
         transforms: dict[str, list[str]] = {}
-        for name, value in checked.items():
-            if specs[name].update is Update.STAGED:
-                transforms.setdefault(str(specs[name].transform), []).append(name)
+        for name, value in values.items():
+            spec = self.contract.input(name)
+            if spec.update is Update.STAGED:
+                transforms.setdefault(str(spec.transform), []).append(name)
             else:
-                self._fill(specs[name], value)
+                self._fill(spec, value)
         for transform, names in transforms.items():
-            self._stage(self.contract.stage(transform), names, checked)
+            self._stage(self.contract.stage(transform), names, values)
 
     def _stage(self, transform: StageSpec, names: list[str], values: Mapping[str, Array]) -> None:
         staged = self._host.staged
@@ -318,7 +333,7 @@ _drawn = lru_cache(maxsize=64)(noise_for)
 
 def checked_value(spec: InputSpec, value: Array) -> Array:
     """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
-    value = np.asarray(value)
+    value = as_array(f"input {spec.name!r}", value)
     expected = NUMPY_DTYPES[spec.dtype]
     fits = value.shape == spec.shape or (
         spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]

@@ -36,7 +36,8 @@ class Ingest:
     """
 
     def __init__(self, config: NodeConfig, on_refusal: Callable[[Input, Refusal], None]) -> None:
-        self.cameras = tuple(CameraInput(camera, config.camera_bytes) for camera in config.cameras)
+        raw = config.camera_bytes > 0
+        self.cameras = tuple(CameraInput(camera, raw=raw) for camera in config.cameras)
         self.joints = (
             JointsInput(JOINTS, config.joints_topic, config.joints_names, config.joints_max_age_s)
             if config.joints_names

@@ -190,20 +190,20 @@ class CameraInput(Input):
 
     Args:
         config: the camera.
-        camera_bytes: most bytes of a raw image, which is then handed on as it came; 0 converts it.
+        raw: hand raw images on as they came instead of converting them.
     """
 
-    def __init__(self, config: CameraConfig, camera_bytes: int = 0) -> None:
+    def __init__(self, config: CameraConfig, *, raw: bool = False) -> None:
         super().__init__(config.key, config.topic, config.max_age_s)
         self.config = config
-        self._camera_bytes = camera_bytes
+        self._raw = raw
 
     def convert(self, sample: Sample) -> np.ndarray | images.Frame:
         config = self.config
         take: Callable[..., np.ndarray | images.Frame] = images.to_rgb
         if config.compressed:
             take = images.decode_rgb
-        elif self._camera_bytes:
+        elif self._raw:
             take = images.frame_of
         try:
             return take(sample.value, config.encoding, config.rotation_deg)
@@ -220,13 +220,6 @@ class CameraInput(Input):
                 images.resolve_encoding(message.encoding, required)
                 reason = "size"
                 images.check_image(message, required)
-                if 0 < self._camera_bytes < len(message.data):
-                    raise ImageError(
-                        "image data",
-                        expected=f"at most {self._camera_bytes} bytes",
-                        got=len(message.data),
-                        remedy="raise camera_bytes",
-                    )
         except ImageError as error:
             raise RefusedError(reason, str(error)) from error
         return message

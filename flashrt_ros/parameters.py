@@ -137,8 +137,9 @@ TABLE: tuple[Param, ...] = (
     Param("threads", "int", 0, "CPU threads of the device; 0 leaves the library's default.",
           bounds=(0, 1024)),
     Param(
-        "camera_bytes", "int", 0, "Most bytes of a raw image: images then go to the device as they"
-        " come and are decoded and resized there, with the same result. 0: the host does it.",
+        "camera_bytes", "int", 0, "Room for a raw image: images of so many bytes or fewer go to the"
+        " device as they come and are decoded and resized there, with the same result; larger ones"
+        " the host resizes. 0: the host does it always, which is faster on `cpu`.",
         unit="bytes", bounds=(0, 1 << 28),
     ),
     Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json); empty:"

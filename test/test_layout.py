@@ -42,6 +42,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.weights",
         "flashrt_core.checkpoint",
         "flashrt_core.tensors",
+        "flashrt_core.image_layout",
         "flashrt_core.images",
         "flashrt_core.fingerprint",
         "flashrt_core.freshness",

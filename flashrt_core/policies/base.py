@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..contract import Contract, ShapeKey
+from ..errors import InputError
 from ..images import Frame
 from ..kernels.op import Lane
 from ..precision import Precision, Site
@@ -32,6 +33,16 @@ class Observation:
     images: Mapping[str, Array | Frame]
     state: Array | None = None
     stamp_ns: int = 0
+
+
+def as_array(what: str, value: object) -> Array:
+    """``value`` as an array, itself if it is one; InputError where NumPy makes none of it."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            what, expected="an array", got=f"{type(value).__name__}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,16 @@ class Processor(Protocol):
         """InputError when ``text`` is empty or cannot fit the largest bucket."""
 
     def encode(self, observation: Observation, prompt: str) -> dict[str, Array]:
-        """Input name -> window value. InputError names what is wrong with the observation."""
+        """Input name -> window value. InputError names what is wrong with the observation.
+
+        Values may share memory with the observation.
+        """
+
+    def check_windows(self, values: Mapping[str, Array]) -> None:
+        """InputError where values of a host that encodes on its own contradict each other.
+
+        Each has the type and shape of its input; what :meth:`encode` made is not asked about.
+        """
 
     def prompt_tokens(self, values: Mapping[str, Array]) -> int:
         """Prompt rows that encoded ``values`` need; picks the bucket."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from flashrt_core import images
+from flashrt_core import image_layout, images
 from flashrt_core.errors import ImageError, OptionError
 
 
@@ -127,6 +127,15 @@ BAD = [
     (Raw(2, 3, "yuv422", bytes(12)), "width in steps of 2, .* got 3 x 2"),
     (Raw(3, 2, "nv12", bytes(9)), "got 2 x 3"),
     (Raw(2, 2, "nv12", bytes(4)), "expected 6 bytes"),
+    (Raw(2, 2, "rgb8", [0] * 12), "image data: expected a buffer of bytes without gaps, got list"),
+    (Raw(2, 2, "rgb8", "012345678901"), "got str"),
+    (Raw(2, 2, "rgb8", None), "got NoneType"),
+    (Raw(2, 2, "rgb8", np.zeros(24, np.uint8)[::2]), "or with gaps between them"),
+    (Raw(2, 2, "mono16", np.zeros(4, np.uint16)), "got ndarray of other items"),
+    (Raw("2", 2, "rgb8", bytes(12)), "field 'height': expected a whole number, got '2'"),
+    (Raw(2, None, "rgb8", bytes(12)), "field 'width': expected a whole number, got None"),
+    (Raw(2, 2, "rgb8", bytes(12), 6.0), "field 'step': expected a whole number, got 6.0"),
+    (Raw(2, 2, ["rgb8"], bytes(12)), "encoding: expected text, got .'rgb8'."),
 ]
 
 
@@ -233,6 +242,10 @@ class TestWithOpenCV:
             (Encoded("16UC1; png compressed ", png), "expected colour, got depth"),
             (Encoded("png", bytes(broken)), "do not decode"),
         ]
+        cases += [
+            (Encoded("jpeg", data), "a buffer of bytes without gaps")
+            for data in ([*jpeg], "text", None, np.frombuffer(jpeg + jpeg, np.uint8)[::2])
+        ]
         for message, text in cases:
             with pytest.raises(ImageError, match=text):
                 images.decode_rgb(message)
@@ -242,7 +255,7 @@ class TestWithOpenCV:
 
 
 def test_without_opencv_the_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_import_opencv", lambda: None)
+    monkeypatch.setattr(image_layout, "_import_opencv", lambda: None)
     for refuse in (
         lambda: images.check_image(Raw(2, 2, "bayer_rggb8", bytes(4))),
         lambda: images.check_compressed(Encoded("jpeg", b"\xff\xd8\xff\xe0\xff\xd9")),

@@ -145,6 +145,9 @@ class ToyProcessor:
         tokens[: len(prompt)] = [ord(c) for c in prompt]
         return {"image": observation.images[VIEW], "tokens": tokens}
 
+    def check_windows(self, values) -> None:
+        pass
+
     def prompt_tokens(self, values) -> int:
         return int(np.count_nonzero(values["tokens"]))
 

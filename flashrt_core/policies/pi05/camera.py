@@ -17,6 +17,7 @@ from ...errors import InputError
 from ...images import Frame, packed
 from ...kernels.picture import MAX_TAPS, Kind, Picture
 from ...kernels.picture_reference import resize_like_torch, square
+from ..base import as_array
 from .config import Pi05Config
 from .contract import image_input, picture_input
 
@@ -30,7 +31,7 @@ def checked_image(view: str, images: Mapping[str, Array | Frame]) -> Array | Fra
     image = images[view]
     if isinstance(image, Frame):
         return image
-    image = np.asarray(image)
+    image = as_array(f"image {view!r}", image)
     fits = image.ndim == 3 and image.shape[2] == 3 and image.size > 0 and image.dtype == np.uint8
     if not fits:
         raise InputError(
@@ -42,10 +43,10 @@ def checked_image(view: str, images: Mapping[str, Array | Frame]) -> Array | Fra
 
 
 def encode_view(config: Pi05Config, view: str, image: Array | Frame) -> dict[str, Array]:
-    """Input name -> window value of one camera.
+    """Input name -> window value of one camera; it may be the image itself.
 
-    Raises:
-        InputError: more bytes than the configuration has room for.
+    The host makes the square of what the device would not make the same grey levels of, and of what
+    is larger than the window, which has room for the square.
     """
     size, method = config.image_size, config.numerics.image_resize
     if not config.camera_bytes:
@@ -54,19 +55,11 @@ def encode_view(config: Pi05Config, view: str, image: Array | Frame) -> dict[str
     if not isinstance(image, Frame):
         image = Frame.of_rgb(image)
     picture = placed(image.picture(), size)
-    if not _device_is_exact(picture, method):
+    if picture.nbytes > config.camera_bytes or not _device_is_exact(picture, method):
         image = Frame.of_rgb(resize_with_pad(image.rgb(), size, method))
         picture = placed(image.picture(), size)
-    data = np.frombuffer(image.data, np.uint8)
-    if data.size > config.camera_bytes:
-        raise InputError(
-            f"image {view!r}",
-            expected=f"at most {config.camera_bytes} bytes",
-            got=f"{data.size}, {picture.width} x {picture.height} {image.layout.encoding}",
-            remedy="raise camera_bytes",
-        )
     return {
-        image_input(view): data,
+        image_input(view): image.raw(),
         picture_input(view): np.array(picture.values(), np.int32),
     }
 
@@ -79,6 +72,31 @@ def decode_view(config: Pi05Config, view: str, values: Mapping[str, Array]) -> A
     picture = Picture.of(values[picture_input(view)].tolist())
     raw = torch.from_numpy(image.copy())
     return square(raw, picture, config.image_size, config.numerics.image_resize).numpy()
+
+
+def check_view(config: Pi05Config, view: str, values: Mapping[str, Array]) -> None:
+    """InputError unless bytes of a camera come with a description that stays inside them.
+
+    What lies behind them in the window is of an earlier picture.
+    """
+    names = image_input(view), picture_input(view)
+    given = [name for name in names if name in values]
+    if not config.camera_bytes or not given:
+        return
+    if len(given) < len(names):
+        raise InputError(
+            f"input {given[0]!r}", expected=f"{names[0]!r} and {names[1]!r} together", got="one"
+        )
+    data, fields = values[names[0]], values[names[1]].tolist()
+    picture = Picture.of(fields)
+    black = picture.taps == 0 and min(picture.inner_height, picture.inner_width) == 0
+    if not black and not picture.fits(data.size, config.image_size):
+        raise InputError(
+            f"input {names[1]!r}",
+            expected=f"a picture inside the {data.size} bytes of {names[0]!r}, on a square of "
+            f"{config.image_size}",
+            got=f"{picture.nbytes} bytes, {fields}",
+        )
 
 
 def placed(picture: Picture, size: int) -> Picture:

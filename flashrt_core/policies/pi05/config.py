@@ -87,8 +87,8 @@ class Pi05Config:
         rope_theta: base of the rotary frequencies.
         eps: added under the root of every norm.
         numerics: which official implementation's roundings and conventions are reproduced.
-        camera_bytes: largest image of a camera, as it comes: the device decodes and resizes it. 0:
-            the host does, and the device gets squares.
+        camera_bytes: room for an image of a camera as it comes: the device decodes and resizes it.
+            Of larger ones the host makes squares; 0: of all.
     """
 
     preset: str

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError, OptionError
-from ..base import Observation, ProcessorOptions
-from .camera import checked_image, encode_view
+from ..base import Observation, ProcessorOptions, as_array
+from .camera import check_view, checked_image, encode_view
 from .config import SLOTS, Pi05Config
 from .deployment import Details, read_deployment
 from .normalisation import Statistics
@@ -115,15 +115,22 @@ class Pi05Processor:
             prompt: the instruction.
 
         Returns:
-            ``image.<view>`` [R, R, 3] uint8, or a camera's bytes and ``picture.<view>`` [16] int32;
-            ``prompt_tokens`` [P] and ``prompt_length`` [1] int32, both read-only.
+            ``image.<view>`` [R, R, 3] uint8, or a camera's bytes and ``picture.<view>`` [16] int32,
+            either perhaps the image itself; ``prompt_tokens`` [P] and ``prompt_length`` [1] int32,
+            both read-only.
 
         Raises:
             InputError: a view is missing or unknown, an image, the state or the prompt is unusable.
         """
         values: dict[str, Array] = {}
+        if not isinstance(observation.images, Mapping):
+            raise InputError(
+                "images",
+                expected="a mapping of views to images",
+                got=type(observation.images).__name__,
+            )
         if not observation.images.keys() <= self._known:
-            unknown = sorted(set(observation.images) - self._known)
+            unknown = sorted(set(observation.images) - self._known, key=str)
             raise InputError(
                 f"image {unknown[0]!r}", expected=f"one of the views {list(self.views)}"
             )
@@ -137,6 +144,11 @@ class Pi05Processor:
             bins = (*discretise(normal), *self._padding)
         values["prompt_tokens"], values["prompt_length"] = self._text(prompt, bins)
         return values
+
+    def check_windows(self, values: Mapping[str, Array]) -> None:
+        """InputError when a camera's bytes and their description do not fit together."""
+        for view in self.views:
+            check_view(self._config, view, values)
 
     def prompt_tokens(self, values: Mapping[str, Array]) -> int:
         """Prompt rows that encoded ``values`` need."""
@@ -199,7 +211,7 @@ class Pi05Processor:
             if self._config.state_in_prompt:
                 raise InputError("state", expected=f"{self.state_dim} numbers", got="none")
             return None
-        values = np.asarray(state)
+        values = as_array("state", state)
         if values.shape != (self.state_dim,) or values.dtype.kind not in "fiu":
             raise InputError(
                 "state",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,13 +101,120 @@ def test_torch_filter_too() -> None:
     assert np.array_equal(*results)
 
 
-def test_too_many_bytes_are_refused(sessions: tuple[Session, Session]) -> None:
-    large = frame_of(draw_image(120, 160, "rgb8"))
-    with pytest.raises(
-        InputError,
-        match="'left_wrist_0_rgb': expected at most 40000 bytes, got 57600, 160 x 120 rgb8.*raise",
+@pytest.mark.parametrize(
+    "large",
+    [
+        *(
+            frame_of(draw_image(*size, encoding), "", turn)
+            for size, encoding, turn in (
+                ((120, 160), "rgb8", 90),
+                ((720, 1280), "bgr8", 180),
+                ((240, 320), "yuyv", 0),
+                ((200, 300), "bayer_rggb8", 270),
+                ((180, 240), "nv12", 0),
+            )
+        ),
+        # As a driver hands it over, and as the node decodes it from a JPEG.
+        draw_image(120, 160, "rgb8").data.reshape(120, 160, 3),
+        # Its rows end with so many bytes that no one reads.
+        frame_of(draw_image(20, 30, "mono8", padding=2000)),
+    ],
+)
+def test_the_host_resizes_what_the_window_cannot_hold(
+    sessions: tuple[Session, Session], large: Frame | np.ndarray
+) -> None:
+    noise = np.zeros((10, 32), np.float32)
+    seen = observation(frame_of(draw_image(9, 9, "mono8")), large)
+    host, device = (session.decide(seen, noise=noise).raw for session in sessions)
+    assert np.array_equal(host, device)
+    encoded = sessions[1].processor.encode(seen, "go")
+    assert encoded["image.left_wrist_0_rgb"].size == 3 * 56 * 56
+
+
+class TestBytesWithTheirDescription:
+    """A window that was written directly never shows what an earlier picture left behind it."""
+
+    def encoded(self, session: Session) -> dict[str, np.ndarray]:
+        small = frame_of(draw_image(20, 30, "rgb8"))
+        return session.processor.encode(observation(small, small), "pick up the cup")
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            (lambda data, _: {"image": data[:-1]}, "a picture inside the 1799 bytes .*1800 bytes"),
+            (lambda data, _: {"image": data[:1]}, "inside the 1 bytes"),
+            (lambda data, fields: {"picture": fields + (np.arange(16) == 1)}, "got 1890 bytes"),
+            (lambda data, fields: {"picture": fields - 2000 * (np.arange(16) == 3)}, "inside"),
+            (lambda data, fields: {"picture": fields + 30 * (np.arange(16) == 11)}, "square of 56"),
+            (lambda *_: {"picture": None}, "'picture.base_0_rgb' together, got one"),
+            (lambda *_: {"image": None}, "'picture.base_0_rgb' together, got one"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(
+        self, sessions: tuple[Session, Session], change: Callable[..., dict], text: str
+    ) -> None:
+        session = sessions[1]
+        values = self.encoded(session)
+        session.select_shape(session.contract.shapes[0])
+        session.write(values)
+        before = session.decide(noise=np.zeros((10, 32), np.float32)).raw
+        data, fields = (values[f"{part}.base_0_rgb"] for part in ("image", "picture"))
+        for part, value in change(data, fields).items():
+            name = f"{part}.base_0_rgb"
+            if value is None:
+                del values[name]
+            else:
+                values[name] = value.astype(values[name].dtype)
+        with pytest.raises(InputError, match=text):
+            session.write(values)
+        assert np.array_equal(session.decide(noise=np.zeros((10, 32), np.float32)).raw, before)
+
+    def test_black_needs_no_bytes(self, sessions: tuple[Session, Session]) -> None:
+        noise, black = np.zeros((10, 32), np.float32), np.zeros((56, 56, 3), np.uint8)
+        values = self.encoded(sessions[1])
+        for view in VIEWS:
+            values[f"image.{view}"] = np.zeros(1, np.uint8)
+            values[f"picture.{view}"] = np.zeros(16, np.int32)
+        sessions[1].select_shape(sessions[1].contract.shapes[0])
+        sessions[1].write(values)
+        expected = sessions[0].decide(observation(black, black), noise=noise).raw
+        assert np.array_equal(sessions[1].decide(noise=noise).raw, expected)
+
+
+def test_frames_hold_what_their_layout_says(sessions: tuple[Session, Session]) -> None:
+    whole = frame_of(draw_image(20, 30, "rgb8"))
+    layout = whole.layout
+    for wrong, text in (
+        ((layout, whole.data[:-1]), r"image data: expected at least 1800 bytes .*, got 1799"),
+        ((layout, b""), "got 0"),
+        ((layout, whole.data[::2]), "without gaps, got ndarray of other items, or with gaps"),
+        ((layout, whole.data.astype(np.int32)), "got ndarray of other items"),
+        ((layout, whole.data.tolist()), "a buffer of bytes without gaps, got list"),
+        ((layout, "text"), "got str"),
+        ((layout, None), "got NoneType"),
+        ((layout, whole.data, 45), "rotation_deg: expected 0, 90, 180 or 270, got 45"),
+        ((replace(layout, height=-20), whole.data), "at least 1 x 1, got 30 x -20"),
+        ((replace(layout, height=21), whole.data), "layout: expected 1890 bytes"),
+        ((replace(layout, rows=1), whole.data), "layout: expected 1800 bytes"),
+        ((replace(layout, step=80), whole.data), "field 'step': expected at least 90"),
+        ((replace(layout, width=30.5), whole.data), "field 'width': expected a whole number"),
+        ((replace(layout, encoding="8UC3"), whole.data), "encoding: expected one of rgb8"),
+        ((None, whole.data), "expected an ImageLayout, got None"),
     ):
-        sessions[1].decide(observation(frame_of(draw_image(9, 9, "mono8")), large))
+        with pytest.raises(InputError, match=text) as error:
+            Frame(*wrong)
+        assert "\n" not in str(error.value)
+    # More bytes than it needs do no harm, and are not sent.
+    longer = Frame(layout, np.append(whole.data, np.zeros(7, np.uint8)))
+    found = sessions[1].processor.encode(observation(longer, longer), "go")
+    assert found["image.base_0_rgb"].size == 1800
+    # One whose buffer has shrunk since is refused when it is used.
+    shrinking = array.array("B", whole.data.tobytes())
+    frame = Frame(layout, shrinking)
+    del shrinking[100:]
+    for session in sessions:
+        with pytest.raises(InputError, match="expected at least 1800 bytes .*got 100"):
+            session.decide(observation(frame, whole))
 
 
 def test_capacity_holds_the_square_at_least() -> None:
