@@ -91,6 +91,7 @@ class Input(ABC):
         self._lock = threading.Lock()
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._newest_used = True
+        self._refused = False  # a message, and none was accepted since
 
     def offer(self, message: Any, now_ns: int) -> Refusal | None:
         """Take a message, or say why not. Never raises for what a message holds."""
@@ -106,7 +107,7 @@ class Input(ABC):
         """Count a message that came and was not taken; returns ``refusal``."""
         with self._lock:
             self.counters.received += 1
-            self.counters.refuse(refusal)
+            self._count(refusal)
         return refusal
 
     def select(self, now_ns: int, not_before_ns: int = 0) -> Sample | None:
@@ -128,7 +129,7 @@ class Input(ABC):
         """Refuse an accepted sample afterwards: its content turned out to be unusable."""
         with self._lock:
             self.counters.accepted -= 1
-            self.counters.refuse(refusal)
+            self._count(refusal)
             if sample in self._samples:
                 self._samples.remove(sample)
 
@@ -140,15 +141,31 @@ class Input(ABC):
     def explain(self, now_ns: int) -> str:
         """Why ``select`` finds nothing, in words."""
         stamp = self.newest_stamp_ns()
+        what, refused = f"input '{self.name}' ({self.topic})", self.last_refused()
+        refused = f" ({refused})" if refused else ""
         if stamp is None:
-            return f"input '{self.name}' ({self.topic}) has received nothing usable"
+            return f"{what} has received nothing usable{refused}"
         age = now_ns - stamp
         state = (
             f"is {in_seconds(age)} old, allowed {in_seconds(self.max_age_ns)}"
             if age > 0
             else f"is stamped {in_seconds(-age)} ahead of the node's clock"
         )
-        return f"input '{self.name}' ({self.topic}) {state}"
+        return f"{what} {state}{refused}"
+
+    def refusals(self) -> int:
+        """How many messages were refused."""
+        with self._lock:
+            return self.counters.refused.total()
+
+    def last_refused(self, before: int | None = None) -> str:
+        """The last refusal in words, where it says why there is no sample; else "".
+
+        It does when no message was accepted since, or when it came after ``before`` refusals.
+        """
+        with self._lock:
+            later = before is not None and self.counters.refused.total() > before
+            return f"last refused: {self.counters.last_refusal}" if self._refused or later else ""
 
     def forget(self) -> None:
         """Drop all samples: the clock they were stamped by no longer holds."""
@@ -163,6 +180,10 @@ class Input(ABC):
     @abstractmethod
     def _accept(self, message: Any) -> Any:
         """Check a message and return what to keep of it; RefusedError otherwise."""
+
+    def _count(self, refusal: Refusal) -> None:
+        self.counters.refuse(refusal)
+        self._refused = True
 
     def _insert(self, stamp_ns: int, now_ns: int, value: Any) -> None:
         unstamped = stamp_ns == 0
@@ -182,6 +203,7 @@ class Input(ABC):
         self.counters.ahead += stamp_ns > now_ns + AHEAD_NS
         self.counters.overwritten += not self._newest_used
         self._newest_used = False
+        self._refused = False
         self._samples.append(Sample(stamp_ns, now_ns, value))
 
 

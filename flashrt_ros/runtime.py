@@ -211,6 +211,7 @@ class Runtime:
             StaleInputError: all named came, but another is missing or too old.
         """
         now_ns, ingest = self._outlet.now_ns, self.ingest
+        refusals = {name: ingest.inputs[name].refusals() for name in not_before}
 
         def behind() -> list[str]:
             stamps = {name: ingest.inputs[name].newest_stamp_ns() for name in not_before}
@@ -218,10 +219,15 @@ class Runtime:
 
         def late() -> FlashRTError:
             if names := behind():
+                refused = [
+                    f"{name} {text}"
+                    for name in names
+                    if (text := ingest.inputs[name].last_refused(refusals[name]))
+                ]
                 return RequestTimeoutError(
                     f"inputs {', '.join(names)}",
                     expected=f"a stamp not before the one asked for, within {timeout_s:g} s",
-                    got="none",
+                    got="; ".join(["none", *refused]),
                 )
             return ingest.stale_error(ingest.unusable(now_ns(), not_before), now_ns())
 

@@ -140,6 +140,21 @@ def test_refused_images_say_why(message: Any, reason: str, text: str) -> None:
     assert item.counters.refused == {reason: 1}
 
 
+def test_an_input_without_a_sample_says_what_it_refused() -> None:
+    item = camera()
+    assert item.explain(T0).endswith("has received nothing usable")
+    item.offer(image(T0, data=bytes(3)), T0)
+    assert item.explain(T0).endswith(f"nothing usable (last refused: {item.counters.last_refusal})")
+    item.offer(image(T0, 1), T0)
+    late = T0 + 1000 * MS
+    assert item.last_refused() == "" and "refused" not in item.explain(late)
+    assert item.last_refused(0).startswith("last refused: size: ") and item.last_refused(1) == ""
+    sample = item.select(T0)
+    assert sample is not None
+    item.discard(sample, Refusal("decode", "it does not"))
+    assert item.explain(T0).endswith("nothing usable (last refused: decode: it does not)")
+
+
 def test_raw_images_can_be_handed_on_as_they_came() -> None:
     item = CameraInput(CameraConfig("eye", "image", "slot", "", False, 90, 0.1), raw=True)
     assert item.offer(image(T0, 7), T0) is None

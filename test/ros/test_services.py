@@ -23,7 +23,7 @@ from flashrt_ros.srv import (
 
 from flashrt_ros.stamps import duration_message, time_message, to_ns
 
-from .harness import ACTIVATE, DEACTIVATE, JOINTS, Robot, image, joint_state, wait_until
+from .harness import ACTIVATE, DEACTIVATE, JOINTS, Robot, image, joint_state, jpeg, wait_until
 
 pytestmark = pytest.mark.ros
 INPUT, STALE_STATE, CAPSULE, STORE_FULL, SESSION, SESSION_LIMIT = 11, 12, 40, 41, 50, 51
@@ -303,7 +303,7 @@ def test_images_that_the_device_decodes_give_equal_bits(
 ) -> None:
     other = start(camera__front__max_age_s=600.0, joints__max_age_s=600.0, camera_bytes=3 * 56 * 56)
     other.bring_up()
-    other.publish("joints", joint_state())
+    other.feed("joints")
     pixels = np.random.default_rng(6).integers(0, 256, (48, 60, 3), dtype=np.uint8)
     results = set()
     for each in (robot, other):
@@ -320,3 +320,58 @@ def test_images_that_the_device_decodes_give_equal_bits(
         results.add(data(each.decide(inputs=["front"], not_before=[time_message(stamp)])))
     assert len(results) == 1
     assert other.fresh_part("input front")["refused"] == "0"
+
+
+@pytest.mark.parametrize("size", [(40, 60), (720, 1280)])
+def test_compressed_images_of_any_size_beside_raw_ones(
+    size: tuple[int, int], start: Callable[..., Robot]
+) -> None:
+    cv2 = pytest.importorskip("cv2")
+    ramp = np.add.outer(np.arange(size[0]), np.arange(size[1])) * 255 // sum(size)
+    pixels = np.dstack([ramp, 255 - ramp, ramp // 2]).astype(np.uint8)
+    picture = jpeg(cv2.imencode(".jpeg", pixels)[1].tobytes())
+    results = set()
+    for camera_bytes in (0, 3 * 60 * 60):
+        target = start(
+            camera__front__compressed=True,
+            camera__front__max_age_s=600.0,
+            joints__max_age_s=600.0,
+            camera_bytes=camera_bytes,
+        )
+        target.bring_up()
+        target.feed("joints")
+        stamp = target.now_ns()
+        target.publish("front", picture, stamp)
+        answer = target.decide(inputs=["front"], not_before=[time_message(stamp)])
+        results.add(data(answer))
+    assert len(results) == 1
+
+
+def test_who_waits_in_vain_hears_what_was_refused(robot: Robot) -> None:
+    short = image("rgb8", np.zeros((4, 4, 3), np.uint8))
+    short.height = 5
+    words = (
+        "last refused: size: image data: expected 60 bytes (step 12 x 5 rows, 4 x 5 rgb8), got 48"
+    )
+
+    def wanted() -> dict[str, Any]:
+        return {"inputs": ["front"], "not_before": [time_message(robot.now_ns() + 10**9)]}
+
+    assert "refused" not in robot.decide(0.0, **wanted()).error_msg
+    # Before the request, as a replay in steps does it.
+    count = int(robot.fresh_part("input front")["refused"])
+    robot.publish("front", short)
+    wait_until(lambda: robot.fresh_part("input front")["refused"] == str(count + 1))
+    answer = robot.decide(0.1, **wanted())
+    assert answer.error_code == TIMEOUT and answer.error_msg.endswith(f"got none; front {words}")
+    # Another message since: what was refused before it is no reason any more.
+    robot.publish("front", robot.good("front"))
+    wait_until(lambda: "refused" not in robot.decide(0.0, **wanted()).error_msg)
+    # While it waits, though a good one with an older stamp came as well.
+    client = robot.client(Decide, "decide")
+    pending = client.call_async(Decide.Request(timeout=duration_message(10**9), **wanted()))
+    time.sleep(0.2)
+    robot.publish("front", short)
+    robot.publish("front", robot.good("front"))
+    answer = wait_until(lambda: pending.done() and pending.result())
+    assert answer.error_code == TIMEOUT and answer.error_msg.endswith(words)
