@@ -313,15 +313,15 @@ class CapsuleStore:
         return self._free.pop()
 
     def _find(self, name: str) -> _Held:
-        try:
-            return self._held[name]
-        except KeyError:
+        held = self._held.get(name) if isinstance(name, str) else None
+        if held is None:
             raise CapsuleError(
                 f"capsule {name!r}",
                 expected=f"one of {sorted(self._held)}" if self._held else "a saved capsule",
                 got="no such capsule",
                 remedy="save it first, or list the capsules",
-            ) from None
+            )
+        return held
 
 
 def _shape(host: HostState) -> ShapeKey:

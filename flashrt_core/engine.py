@@ -18,12 +18,20 @@ from .capsule import CapsuleStore, HostState, RegionCopier, slot_specs
 from .contract import Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane
-from .errors import DeviceError, FlashRTError, SessionError, SessionLimitError, ShapeKeyError
+from .errors import (
+    DeviceError,
+    FlashRTError,
+    InputError,
+    SessionError,
+    SessionLimitError,
+    ShapeKeyError,
+)
 from .fingerprint import Fingerprint
 from .kernels.op import Lane
 from .policies.base import Processor
-from .session import Session
+from .session import SEEDS, Session
 from .text import check_text
+from .whole_numbers import whole_number
 
 StageBody = Callable[[Lane, Mapping[str, Tensor]], None]
 
@@ -88,25 +96,26 @@ class Engine:
 
     def session(self, name: str) -> Session:
         """The session called ``name``; SessionError with the known names otherwise."""
-        try:
-            return self.sessions[name]
-        except KeyError:
+        session = self.sessions.get(name) if isinstance(name, str) else None
+        if session is None:
             raise SessionError(
                 f"session {name!r}",
                 expected=f"one of {sorted(self.sessions)}",
                 got="no such session",
-            ) from None
+            )
+        return session
 
     def create_session(self, name: str, *, seed: int = 0, prompt: str = "") -> Session:
         """A new session with nothing observed yet.
 
-        SessionError on a taken or empty name, SessionLimitError beyond ``max_sessions``.
+        SessionError on a taken or empty name, SessionLimitError beyond ``max_sessions``, InputError
+        on a seed that is no whole number of 64 bits, or on the prompt.
         """
         self._claim(name)
-        session = Session(self, name, HostState(seed=seed))
-        self._register(session)
-        if prompt:
+        session = Session(self, name, HostState(seed=_checked_seed(seed)))
+        if prompt != "":
             session.set_prompt(prompt)
+        self._register(session)
         return session
 
     def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> Session:
@@ -252,6 +261,13 @@ class Engine:
             self._copier.save(shape, self._parking[session.name])
             self._parked.add(session.name)
         session.ledger.lose_windows()
+
+
+def _checked_seed(seed: object) -> int:
+    number = whole_number("seed", seed, InputError)
+    if number not in SEEDS:
+        raise InputError("seed", expected=f"a number of 0..{SEEDS[-1]}", got=number)
+    return number
 
 
 def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from operator import index
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from flashrt_core.errors import ImageError
 from flashrt_core.kernels.picture import Kind
+from flashrt_core.whole_numbers import whole_number
 
 _OPENCV_REMEDY = "install opencv-python-headless (pip) or python3-opencv (apt)"
 DEPTH = {"16UC1": "16-bit depth in millimetres", "32FC1": "depth in metres"}  # REP 118
@@ -97,7 +97,7 @@ class ImageLayout:
             )
         kind = TABLE[encoding]
         height, width, step = (
-            _whole(name, value)
+            whole_number(f"image field {name!r}", value, ImageError)
             for name, value in (("height", height), ("width", width), ("step", step))
         )
         if height < 1 or width < 1:
@@ -127,15 +127,6 @@ class ImageLayout:
     def __str__(self) -> str:
         size = f"{self.width} x {self.height} {self.encoding}"
         return f"{self.nbytes} bytes (step {self.step} x {self.rows} rows, {size})"
-
-
-def _whole(name: str, value: object) -> int:
-    try:
-        return index(value)  # type: ignore[arg-type]  # that is the question
-    except TypeError:
-        raise ImageError(
-            f"image field {name!r}", expected="a whole number", got=repr(value)
-        ) from None
 
 
 def bytes_of(data: Any, what: str = "image data") -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,82 +14,32 @@ from .calibration import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
-from .devices.overlap import DEFAULT as OVERLAP
+from .devices.overlap import FRONTS, Overlap
 from .engine import Engine, Plan
 from .errors import DeviceError, OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
+from .load_options import LoadOptions, checked
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
 from .precision import Precision
 from .session import Session
 from .weights import TensorSource, checkpoint_path, open_weights
 
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What to run and where.
-
-    Attributes:
-        policy: name in the registry.
-        preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
-        checkpoint: ``random:<seed>``, ``outliers:<seed>`` (the same with outlier channels), or a
-            checkpoint folder (or its weights file alone). In every path ``~`` stands for the home
-            folder.
-        device: ``cpu`` or ``cuda``; no fallback from one to the other.
-        precision: precision plan: ``fp32``, ``bf16``, ``fp8``, or a YAML file (docs/numerics.md).
-        calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
-            looks where that command puts it. Other plans do not read it.
-        views: cameras in use, a subset of the policy's slots.
-        state_dim: numbers in the robot's state; None: what the checkpoint was trained with, and 7
-            where it does not say.
-        action_dim: numbers in one action row; None likewise.
-        norm_stats: file with normalisation statistics; None means the checkpoint's own, and for
-            random weights the identity.
-        tokenizer: file of the text encoding; None looks into the checkpoint's folder, and for
-            random weights takes the small one that ships.
-        delta_actions: for each action dimension whether the network's value is added to the state;
-            None means as the checkpoint says.
-        numerics: profile of official roundings and conventions, with single switches behind it
-            (docs/numerics.md); empty for that of the checkpoint's origin.
-        extra: further values of the policy's configuration, by name.
-        horizon, steps, prompt_buckets: overrides of the preset; None keeps its values.
-        seed: seed of the main session's noise.
-        prompt: first instruction of the main session; empty to set it later.
-        max_sessions, capsule_slots: what is allocated for sessions and capsules.
-        threads: torch threads on the CPU device; 0 leaves torch's choice.
-        overlap: on the CUDA device, where kernels may start before the one in front has finished:
-            ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
-            default in the stage ``action``.
-        camera_bytes: room for a camera's image: images of so many bytes or fewer go to the device
-            as they come and are decoded and resized there, with the host's grey levels; larger ones
-            the host resizes. 0: the host does it always, which is faster on the CPU device.
-    """
-
-    policy: str = "pi05"
-    preset: str = "tiny"
-    checkpoint: str | Path = "random:0"
-    device: str = "cpu"
-    precision: str = "fp32"
-    calibration: str | Path | None = None
-    views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
-    state_dim: int | None = None
-    action_dim: int | None = None
-    norm_stats: str | Path | None = None
-    tokenizer: str | Path | None = None
-    delta_actions: tuple[bool, ...] | None = None
-    numerics: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    horizon: int | None = None
-    steps: int | None = None
-    prompt_buckets: tuple[int, ...] | None = None
-    seed: int = 0
-    prompt: str = ""
-    max_sessions: int = 4
-    capsule_slots: int = 4
-    threads: int = 0
-    overlap: str | bool = OVERLAP
-    camera_bytes: int = 0
+__all__ = [
+    "MAIN",
+    "Description",
+    "LoadOptions",
+    "calibrate_command",
+    "calibration_of",
+    "configuration",
+    "describe",
+    "load",
+    "make_plan",
+    "precision_of",
+    "qualifier",
+    "start",
+]
 
 
 @dataclass(frozen=True)
@@ -151,11 +101,7 @@ def load(options: LoadOptions, progress: Progress | None = None) -> Session:
     OptionError, WeightsError, DeviceError, CaptureError or ContractError in one line each; on an
     error everything is released.
     """
-    for name, least in (("max_sessions", 1), ("capsule_slots", 0), ("threads", 0), ("seed", 0)):
-        if getattr(options, name) < least:
-            raise OptionError(
-                f"option {name!r}", expected=f">= {least}", got=getattr(options, name)
-            )
+    options = checked(options)
     _choose(options)  # what is wrong with the options is said before the device is opened
     # The device before the weights: it is what a machine most often lacks, and no parameter can
     # supply it.
@@ -169,6 +115,7 @@ def load(options: LoadOptions, progress: Progress | None = None) -> Session:
 
 def make_plan(options: LoadOptions, device: Device, progress: Progress | None = None) -> Plan:
     """What :func:`load` would run on ``device``; packs no weights yet. Errors as there."""
+    options = checked(options)
     choice = _choose(options)
     policy, config = choice.policy, choice.config
     processor = _processor(options, choice)
@@ -192,6 +139,7 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
 
 def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
     """Allocate, pack and capture ``plan`` on ``device``; its main session."""
+    options = checked(options)
     engine = Engine(
         plan, device, max_sessions=options.max_sessions, capsule_slots=options.capsule_slots
     )
@@ -205,6 +153,7 @@ def describe(options: LoadOptions) -> Description:
     say) are no error here but ``missing``: whoever looks at a checkpoint wants to learn of them.
     So is a calibration that the plan lacks.
     """
+    options = checked(options)
     choice = _choose(options)
     device = open_device(options.device)
     try:
@@ -242,7 +191,7 @@ def configuration(options: LoadOptions) -> tuple[Deployment, Any]:
 
 def precision_of(options: LoadOptions) -> Precision:
     """The precision plan that the options name; OptionError when there is no such plan."""
-    return find_policy(options.policy).precision(options.precision)
+    return find_policy(checked(options).policy).precision(options.precision)
 
 
 def calibration_of(options: LoadOptions, session: Session) -> Calibration | None:
@@ -340,6 +289,7 @@ def _identity(
 
 
 def _choose(options: LoadOptions) -> _Choice:
+    options = checked(options)
     policy = find_policy(options.policy)
     unknown = sorted(set(options.views) - set(policy.slots))
     if unknown or not options.views or len(set(options.views)) != len(options.views):
@@ -365,6 +315,8 @@ def _choose(options: LoadOptions) -> _Choice:
     config = policy.config(options.preset, **overrides)
     shapes = policy.shapes(config, len(views))
     precision = policy.precision(options.precision)
+    contract = policy.contract(config, shapes, views, precision)
+    _check_overlap(options.overlap, contract)
     return _Choice(
         policy,
         deployment,
@@ -372,9 +324,19 @@ def _choose(options: LoadOptions) -> _Choice:
         views,
         shapes,
         precision,
-        policy.contract(config, shapes, views, precision),
+        contract,
         norm_stats,
     )
+
+
+def _check_overlap(overlap: str | bool, contract: Contract) -> None:
+    """On every device, though only one overlaps: what is refused there is refused here."""
+    stages = [stage.name for stage in contract.stages]
+    unknown = sorted((Overlap.parse(overlap).stages or frozenset()) - set(stages))
+    if unknown:
+        raise OptionError(
+            "option 'overlap'", expected=f"on, off, or of {[*stages, *FRONTS]}", got=unknown
+        )
 
 
 def _path(name: str, value: str | Path | None) -> Path | None:

@@ -22,6 +22,7 @@ from .fingerprint import Fingerprint
 from .freshness import Ledger
 from .policies.base import Observation, Processor, as_array
 from .text import check_text
+from .whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -31,6 +32,8 @@ Array = np.ndarray[Any, Any]
 # Names that a generative policy's contract must use; the session fills the one and reads the other.
 NOISE = "noise"
 ACTIONS = "actions"
+#: What a session's seed may be.
+SEEDS = range(1 << 64)
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,6 @@ class Session:
         InputError when it is no text, is empty, shows nothing, holds control characters other than
         newline and tab, or is too long for the captured buckets; the old prompt stays.
         """
-        if not isinstance(text, str):
-            raise InputError("prompt", expected="text", got=f"{text!r} ({type(text).__name__})")
         check_text("prompt", text, error=InputError, controls="\n\t", example="an instruction")
         self.processor.check_prompt(text)
         if text != self._host.prompt:
@@ -122,13 +123,14 @@ class Session:
             raise InputError(
                 "observation", expected="an Observation", got=type(observation).__name__
             )
+        stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
         values = self.processor.encode(observation, self._host.prompt)
         shape = self.engine.shape_for(self.processor.prompt_tokens(values))
         self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(
             self._host,
-            stamp_ns=observation.stamp_ns,
+            stamp_ns=stamp_ns,
             robot_state=None if state is None else frozen(state),
         )
 

@@ -27,6 +27,8 @@ def check_text(
         controls: control characters that are allowed.
         example: what ``text`` should be, for the message.
     """
+    if not isinstance(text, str):
+        raise error(what, expected="text", got=f"{text!r} ({type(text).__name__})")
     if not is_visible(text):
         raise error(
             what,

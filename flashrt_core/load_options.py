@@ -1,0 +1,193 @@
+"""What to load, as a host says it; every field checked before anything is done with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .devices.overlap import DEFAULT as OVERLAP
+from .errors import OptionError
+from .precision import Precision
+from .session import SEEDS
+from .whole_numbers import whole_number
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What to run and where.
+
+    Attributes:
+        policy: name in the registry.
+        preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
+        checkpoint: ``random:<seed>``, ``outliers:<seed>`` (the same with outlier channels), or a
+            checkpoint folder (or its weights file alone). In every path ``~`` stands for the home
+            folder.
+        device: ``cpu`` or ``cuda``; no fallback from one to the other.
+        precision: precision plan: ``fp32``, ``bf16``, ``fp8``, or a YAML file (docs/numerics.md).
+        calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
+            looks where that command puts it. Other plans do not read it.
+        views: cameras in use, a subset of the policy's slots.
+        state_dim: numbers in the robot's state; None: what the checkpoint was trained with, and 7
+            where it does not say.
+        action_dim: numbers in one action row; None likewise.
+        norm_stats: file with normalisation statistics; None means the checkpoint's own, and for
+            random weights the identity.
+        tokenizer: file of the text encoding; None looks into the checkpoint's folder, and for
+            random weights takes the small one that ships.
+        delta_actions: for each action dimension whether the network's value is added to the state;
+            None means as the checkpoint says.
+        numerics: profile of official roundings and conventions, with single switches behind it
+            (docs/numerics.md); empty for that of the checkpoint's origin.
+        extra: further values of the policy's configuration, by name.
+        horizon, steps, prompt_buckets: overrides of the preset; None keeps its values.
+        seed: seed of the main session's noise.
+        prompt: first instruction of the main session; empty to set it later.
+        max_sessions, capsule_slots: what is allocated for sessions and capsules.
+        threads: torch threads on the CPU device; 0 leaves torch's choice.
+        overlap: on the CUDA device, where kernels may start before the one in front has finished:
+            ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
+            default in the stage ``action``.
+        camera_bytes: room for a camera's image: images of so many bytes or fewer go to the device
+            as they come and are decoded and resized there, with the host's grey levels; larger ones
+            the host resizes. 0: the host does it always, which is faster on the CPU device.
+    """
+
+    policy: str = "pi05"
+    preset: str = "tiny"
+    checkpoint: str | Path = "random:0"
+    device: str = "cpu"
+    precision: str = "fp32"
+    calibration: str | Path | None = None
+    views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
+    state_dim: int | None = None
+    action_dim: int | None = None
+    norm_stats: str | Path | None = None
+    tokenizer: str | Path | None = None
+    delta_actions: tuple[bool, ...] | None = None
+    numerics: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    horizon: int | None = None
+    steps: int | None = None
+    prompt_buckets: tuple[int, ...] | None = None
+    seed: int = 0
+    prompt: str = ""
+    max_sessions: int = 4
+    capsule_slots: int = 4
+    threads: int = 0
+    overlap: str | bool = OVERLAP
+    camera_bytes: int = 0
+
+
+def checked(options: LoadOptions) -> LoadOptions:
+    """The options in the types that they are declared with; numbers of NumPy become Python's.
+
+    What a value may be beyond its type (a policy's sizes, say) is checked where it is known.
+
+    Raises:
+        OptionError: a value of another type, or a number out of range.
+    """
+    if not isinstance(options, LoadOptions):
+        raise OptionError("options", expected="LoadOptions", got=type(options).__name__)
+    values = {
+        each.name: _FIELDS[each.name](f"option {each.name!r}", getattr(options, each.name))
+        for each in fields(options)
+    }
+    return replace(options, **values)
+
+
+Check = Callable[[str, Any], Any]  # name of the option and its value; the value to use
+
+
+def _wrong(what: str, expected: str, value: object) -> OptionError:
+    return OptionError(what, expected=expected, got=f"{value!r} ({type(value).__name__})")
+
+
+def _of(kinds: Any, expected: str) -> Check:
+    """A value of these types as it is."""
+
+    def check(what: str, value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise _wrong(what, expected, value)
+        return value
+
+    return check
+
+
+def _whole(what: str, value: Any) -> int:
+    return whole_number(what, value, OptionError)
+
+
+def _within(least: int, most: int | None = None) -> Check:
+    """A whole number in a range."""
+
+    def check(what: str, value: Any) -> int:
+        number = _whole(what, value)
+        if number < least or (most is not None and number > most):
+            upper = "" if most is None else f" and at most {most}"
+            raise OptionError(what, expected=f"a whole number >= {least}{upper}", got=number)
+        return number
+
+    return check
+
+
+def _truth(what: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise _wrong(what, "true or false", value)
+    return bool(value)
+
+
+def _list(each: Check, expected: str) -> Check:
+    """A list, as a tuple; a text is none, though it has items."""
+
+    def check(what: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise _wrong(what, f"a list of {expected}", value)
+        return tuple(each(f"{what}, entry {at}", item) for at, item in enumerate(value))
+
+    return check
+
+
+def _mapping(what: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong(what, "a mapping", value)
+    return {_TEXT(f"{what}, key", key): item for key, item in value.items()}
+
+
+def _maybe(check: Check) -> Check:
+    return lambda what, value: None if value is None else check(what, value)
+
+
+_TEXT = _of(str, "text")
+_PATH = _of((str, os.PathLike), "a path")
+#: One line a field: what it may be, and as what it is used.
+_FIELDS: Mapping[str, Check] = {
+    "policy": _TEXT,
+    "preset": _TEXT,
+    "checkpoint": lambda what, value: value,  # who opens it says more
+    "device": _TEXT,
+    "precision": _of((str, os.PathLike, Precision), "the name of a plan or a path"),
+    "calibration": _maybe(_PATH),
+    "views": _list(_TEXT, "names of views"),
+    "state_dim": _maybe(_within(0)),
+    "action_dim": _maybe(_within(0)),
+    "norm_stats": _maybe(_PATH),
+    "tokenizer": _maybe(_PATH),
+    "delta_actions": _maybe(_list(_truth, "true or false, one an action")),
+    "numerics": _TEXT,
+    "extra": _mapping,
+    "horizon": _maybe(_whole),
+    "steps": _maybe(_whole),
+    "prompt_buckets": _maybe(_list(_whole, "whole numbers")),
+    "seed": _within(SEEDS.start, SEEDS.stop - 1),
+    "prompt": _TEXT,
+    "max_sessions": _within(1),
+    "capsule_slots": _within(0),
+    "threads": _within(0, 1024),
+    "overlap": _of((str, bool), "on, off, or classes of boundaries"),
+    "camera_bytes": _within(0),
+}
