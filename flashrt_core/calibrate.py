@@ -95,5 +95,5 @@ def _check(options: LoadOptions, calibrated: bool, method: str, percentile: floa
         raise OptionError(
             "method of a calibration",
             expected=f"one of {list(METHODS)}, a percentile in (0, 100]",
-            got=f"{method!r}, {percentile:g}",
+            got=f"{method!r}, {percentile}",
         )

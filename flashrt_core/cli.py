@@ -20,6 +20,7 @@ from .cli_options import (
     DEFAULT_CHECKPOINT,
     DEFAULT_VIEWS,
     AsJson,
+    CameraBytes,
     Checkpoint,
     DeviceName,
     Dims,
@@ -76,6 +77,7 @@ def inspect(
     state_in_prompt: InPrompt = True,
     horizon: Size = None,
     steps: Size = None,
+    camera_bytes: CameraBytes = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show the execution contract of a policy: what goes in, what runs, what a capsule holds."""
@@ -95,6 +97,7 @@ def inspect(
         state_in_prompt=state_in_prompt,
         horizon=horizon,
         steps=steps,
+        camera_bytes=camera_bytes,
     )
     description = describe(options)
     if as_json:

@@ -158,7 +158,7 @@ def render(found: Calibration, console: Console) -> None:
     count, origin = len(found.observations), found.recorder["observations"]
     console.print(f"[bold]{found.key['policy']}, {found.key['precision']}[/bold]")
     console.print(f"{count} observations ({origin}), scales from the {found.method}")
-    table = Table("site", "largest", f"{found.percentile:g} %", box=SIMPLE_HEAD, header_style="dim")
+    table = Table("site", "largest", f"{found.percentile} %", box=SIMPLE_HEAD, header_style="dim")
     for name, each in found.sites.items():
         table.add_row(name, f"{max(each.amax):.4g}", f"{max(each.percentile):.4g}")
     console.print(table)

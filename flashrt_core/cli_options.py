@@ -36,6 +36,7 @@ Tokenizer = Annotated[Path | None, option("SentencePiece model file.")]
 InPrompt = Annotated[bool, option("The checkpoint reads the state from the prompt.")]
 Size = Annotated[int | None, option("Instead of the checkpoint's or preset's.", 1)]
 Buckets = Annotated[str, option("Prompt lengths, separated by commas, instead of the preset's.")]
+CameraBytes = Annotated[int, option("Room for a raw image that the device resizes; 0: none.", 0)]
 Threads = Annotated[int, option("torch threads; 0: its own choice.", 0)]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 

@@ -178,7 +178,7 @@ def render(report: Report, console: Console, title: str) -> None:
     gates = Table("gate", "limit", "found", "", box=SIMPLE_HEAD, header_style="dim")
     for gate in report.gates:
         mark = "[green]passed[/green]" if gate.passed else "[red]FAILED[/red]"
-        gates.add_row(gate.name, f"{gate.limit:g}", f"{gate.found:.7g}", mark)
+        gates.add_row(gate.name, f"{gate.limit:.7g}", f"{gate.found:.7g}", mark)
     console.print(stages, joints, gates)
 
 

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from .errors import FlashRTError
 
 #: What stands at the start of a file that git-lfs has not fetched yet.
 LFS_POINTER = b"version https://git-lfs"
+_PLACE = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]+)://|(file|ftp|gs|hf|https?|s3):/)(.*)", re.DOTALL)
 LFS_REMEDY = "run git lfs pull where it was cloned"
 
 
 def local_path(what: str, value: str | os.PathLike[str], error: type[FlashRTError]) -> Path:
     """A path as it was typed, with ``~`` expanded. That nothing is there is no error here.
+
+    ``file://`` in front of a path is taken off; nothing is fetched from elsewhere.
 
     Args:
         what: the thing that ``value`` is, for the message.
@@ -30,6 +35,7 @@ def local_path(what: str, value: str | os.PathLike[str], error: type[FlashRTErro
     text = os.fspath(value)
     if not text:
         raise error(what, expected="a path", got="''")
+    text = _local(what, text, error)
     try:
         path = Path(text).expanduser()
     except RuntimeError as problem:
@@ -49,6 +55,25 @@ def local_path(what: str, value: str | os.PathLike[str], error: type[FlashRTErro
             what, expected="a path that can be read", got=f"{reason}: {text!r}"
         ) from problem
     return path
+
+
+def _local(what: str, text: str, error: type[FlashRTError]) -> str:
+    """``text`` without ``file://``; ``error`` on any other place, such as ``hf://`` (which is
+    ``hf:/`` once it has been a Path).
+    """
+    found = _PLACE.match(text)
+    if found is None or os.path.lexists(text):
+        return text
+    whole, path, rest = found.groups()
+    if path == "file" or (whole and whole.lower() == "file" and rest.startswith("/")):
+        return unquote(f"/{rest}" if path else rest)
+    command = "hf download OWNER/NAME --local-dir FOLDER"
+    raise error(
+        what,
+        expected="a path on this machine",
+        got=repr(text),
+        remedy=f"download it first ({command}, say) and give that folder",
+    )
 
 
 def read_json(path: Path, what: str, error: type[FlashRTError]) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from .errors import InputError, OptionError
 from .images import Frame
 from .policies.base import Observation
+from .session import SEEDS
 
 Array = np.ndarray[Any, Any]
 Sample = tuple[str, Observation]  # prompt and observation
@@ -25,7 +26,14 @@ _CAMERA = (240, 320)  # pixels of a made-up camera image: not the network's size
 def made_up_observations(
     views: tuple[str, ...], state_dim: int, count: int, seed: int = 0
 ) -> Iterator[Sample]:
-    """Prompts with random scenes: coarse patches and noise, states in [-1, 1]."""
+    """Prompts with random scenes: coarse patches and noise, states in [-1, 1].
+
+    OptionError on a seed that a session could not have.
+    """
+    if seed not in SEEDS:
+        raise OptionError(
+            "seed of the observations", expected=f"a number of 0..{SEEDS[-1]}", got=seed
+        )
     height, width = _CAMERA
     for index in range(count):
         draw = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, index]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -120,11 +121,29 @@ class Report:
         return {**asdict(self), "fidelity": fidelity, "passed": self.passed}
 
 
+#: What a limit may be.
+_LIMITS = {
+    "min_cosine": (-1.0, 1.0),
+    "mean_cosine": (-1.0, 1.0),
+    "max_error": (0.0, inf),
+    "max_stage_error": (0.0, inf),
+}
+
+
 def gates_for(tier: str, **changes: float | None) -> Gates:
     """The gates of a tier of precision plans with single limits replaced; None keeps a limit.
 
-    OptionError on a tier without gates when not every limit is given.
+    OptionError on a limit that none can be, and on a tier without gates when not every limit is
+    given.
     """
+    for name, limit in changes.items():
+        least, most = _LIMITS[name]
+        if limit is not None and not least <= limit <= most:  # and NaN, which nothing would pass
+            raise OptionError(
+                f"option {name!r}",
+                expected=f"a number of {least:g} to {most:g}" if most < inf else "0 or more",
+                got=limit,
+            )
     given = {name: value for name, value in changes.items() if value is not None}
     if tier in GATES:
         return replace(GATES[tier], **given)

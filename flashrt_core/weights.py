@@ -37,7 +37,6 @@ __all__ = [
 
 _RANDOM_SCHEME = "random-v2"  # part of the digest; changes when the same seed gives other numbers
 _SCHEMES = ("random", "outliers")
-_SEED_DIGITS = 18  # a 64-bit integer
 #: Outlier channels: rows of a tensor for each of them, and their energy beside that of all others.
 #: Of 2048 channels, 4 are 12 times as large.
 OUTLIER_EVERY, OUTLIER_ENERGY = 512, 0.3
@@ -146,9 +145,12 @@ def open_weights(
     if path is not None:
         return CheckpointWeights(file_of(path), tensors, progress)
     scheme, _, seed = str(uri).partition(":")
-    if not (seed.isascii() and seed.isdigit() and len(seed) <= _SEED_DIGITS):
+    # The length first: Python itself refuses to read numbers of thousands of digits.
+    if not (seed.isascii() and seed.isdigit() and len(seed) <= 20 and int(seed) < 1 << 64):
         raise OptionError(
-            "option 'checkpoint'", expected=f"{scheme}:<whole number> or a path", got=repr(str(uri))
+            "option 'checkpoint'",
+            expected=f"{scheme}:<whole number> below 2**64, or a path",
+            got=repr(str(uri)),
         )
     weights = RandomWeights(int(seed), tensors)
     return weights if scheme == "random" else OutlierWeights(int(seed), weights, tensors)

@@ -60,7 +60,7 @@ class Param:
         if self.choices:
             return " | ".join(str(c) for c in self.choices)
         if self.bounds:
-            return f"{self.bounds[0]:g} to {self.bounds[1]:g}"
+            return f"{_number(self.bounds[0])} to {_number(self.bounds[1])}"
         return ""
 
     def _cast(self, item: str, value: Any, whole: Any) -> Any:
@@ -82,7 +82,9 @@ class Param:
         if self.bounds and not self.bounds[0] <= value <= self.bounds[1]:
             unit = f" {self.unit}" if self.unit else ""
             raise OptionError(
-                f"parameter '{self.name}'", expected=f"{self.limits()}{unit}", got=f"{value:g}"
+                f"parameter '{self.name}'",
+                expected=f"{self.limits()}{unit}",
+                got=_number(value),
             )
 
     def _error(self, value: Any) -> OptionError:
@@ -95,6 +97,12 @@ class Param:
         return OptionError(
             f"parameter '{self.name}'", expected=self.kind, got=_show(value), remedy=remedy
         )
+
+
+def _number(value: float) -> str:
+    """With every digit that it has, and none behind the point of a whole one."""
+    whole = isinstance(value, float) and abs(value) < 1e16 and value.is_integer()
+    return str(int(value) if whole else value)
 
 
 TABLE: tuple[Param, ...] = (

@@ -106,6 +106,10 @@ def test_unknown_tensor(file: Path) -> None:
     ("uri", "said"),
     [
         ("random:x", "random:<whole number>"),
+        ("random:-1", "random:<whole number>"),
+        (f"random:{2**64}", "below 2"),
+        (f"outliers:{2**128}", "outliers:<whole number> below 2"),
+        ("outliers:" + "9" * 5000, "below 2"),
         ("/no/such/folder", "no such path"),
     ],
 )

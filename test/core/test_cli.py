@@ -65,6 +65,11 @@ def test_options_change_the_contract(capsys: pytest.CaptureFixture[str]) -> None
     base = json.loads(out)
     assert base["bytes"]["static"] > 1000 * one["bytes"]["static"]
     assert base["fingerprint"]["digest"] != one["fingerprint"]["digest"]
+    _, out, _ = call(capsys, "inspect", "--camera-bytes", "2764800", "--json")
+    raw = json.loads(out)
+    shapes = {spec["name"]: spec["shape"] for spec in raw["inputs"]}
+    assert shapes["image.base_0_rgb"] == [2764800] and shapes["picture.base_0_rgb"] == [16]
+    assert raw["config"]["camera_bytes"] == 2764800
 
 
 @pytest.mark.parametrize(
@@ -76,6 +81,9 @@ def test_options_change_the_contract(capsys: pytest.CaptureFixture[str]) -> None
         (["pi05", "--views", "rear"], "rear"),
         (["pi05", "--checkpoint", "random:x"], "random:x"),
         (["pi05", "--device", "abacus"], "abacus"),
+        (["pi05", "--checkpoint", "hf://lerobot/pi05_base"], "download it first"),
+        (["pi05", "--norm-stats", "https://x.org/n.json"], "download it first"),
+        (["pi05", "--camera-bytes", "9"], "9408"),
     ],
 )
 def test_user_errors_are_one_line(
@@ -92,6 +100,12 @@ def test_a_status_is_that_of_the_application(capsys: pytest.CaptureFixture[str])
     assert (run(lambda: 1), run(lambda: None), run(lambda: sys.exit(3))) == (1, 0, 3)
     assert run(lambda: sys.exit("why")) == 1
     assert capsys.readouterr().err == "why\n"
+
+
+def test_a_seed_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (2**64, 2**130):
+        code, _, err = call(capsys, "qualify", "--seed", str(seed), "--threads", "1")
+        assert code == USER_ERROR and f"got {seed}" in err and err.count("\n") == 1
 
 
 def test_other_errors_are_not_hidden() -> None:

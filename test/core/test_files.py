@@ -41,6 +41,41 @@ def test_paths_that_none_can_be(value: Any, said: str) -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "hf://lerobot/pi05_base",
+        "https://huggingface.co/lerobot/pi05_base",
+        "gs://openpi-assets/checkpoints/pi05_base",
+        "s3://bucket/x",
+        "file://elsewhere/x",
+        "HF://lerobot/pi05_base",
+    ],
+)
+def test_only_local_paths(place: str) -> None:
+    said = "expected a path on this machine, got .*download it first .hf download OWNER/NAME"
+    for value in (place, Path(place)) if place.islower() and "file" not in place else (place,):
+        with pytest.raises(WeightsError, match=f"^checkpoint: {said}") as caught:
+            load(LoadOptions(checkpoint=value))
+        assert "\n" not in str(caught.value)
+        for name in ("norm_stats", "tokenizer"):
+            with pytest.raises(OptionError, match=f"^option '{name}': {said}"):
+                load(LoadOptions(**{name: value}))
+
+
+def test_file_uris_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "a b.model"
+    model.write_bytes(MODEL.read_bytes())
+    for uri in (model.as_uri(), Path(model.as_uri()), f"FILE://{model}"):
+        assert local_path("x", uri, OptionError) == model
+    load(LoadOptions(tokenizer=model.as_uri(), threads=1)).engine.close()
+    # What is there under that name is meant.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf:" / "x").mkdir(parents=True)
+    assert local_path("x", "hf://x", OptionError) == Path("hf:/x")
+    assert local_path("x", "C:/x", OptionError) == Path("C:/x")
+
+
 def test_home_folder_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "t.model").write_bytes(MODEL.read_bytes())

@@ -143,6 +143,17 @@ def test_gates_of_unknown_plans() -> None:
     assert gates_for("fp32", min_cosine=0.5).min_cosine == 0.5
 
 
+@pytest.mark.parametrize("name", ["min_cosine", "mean_cosine", "max_error", "max_stage_error"])
+def test_limits_that_nothing_or_everything_would_pass(name: str) -> None:
+    cosine = name.endswith("cosine")
+    for value in (float("nan"), -2.0, *((2.0, float("inf")) if cosine else (-0.1,))):
+        with pytest.raises(OptionError, match=f"option '{name}': expected .*got {value}") as error:
+            gates_for("fp32", **{name: value})
+        assert ("-1 to 1" if cosine else "0 or more") in str(error.value)
+    for value in (1.0, 0.0, *((-1.0,) if cosine else (7.0, float("inf")))):
+        assert getattr(gates_for("fp32", **{name: value}), name) == value
+
+
 def test_more_noises_an_observation_are_more_decisions_of_it() -> None:
     """The context is that of one noise; the actions are others."""
     session = open_session()

@@ -286,6 +286,23 @@ def test_configuration_fields_are_checked(
     assert key in line or next(iter(value)) in line, line
 
 
+@pytest.mark.parametrize("names", [("model.layers.0.mlp.up.weight",), ("a", "b", "c", "d")])
+@pytest.mark.parametrize("config", [None, {"model_type": "llama"}])
+def test_weights_of_another_network(
+    tmp_path: Path, names: tuple[str, ...], config: dict[str, str] | None
+) -> None:
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    save_file({name: np.zeros(2) for name in names}, folder / "model.safetensors")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    for path in (folder, folder / "model.safetensors"):
+        line = refusal(path)
+        assert "expected weights of π0.5, tensors paligemma_with_expert." in line, line
+        assert f"got {len(names)} tensors of another network: {names[0]}" in line
+        assert "norm_stats" not in line and "statistics" not in line
+
+
 def test_more_views_than_trained() -> None:
     deployment = Deployment("lerobot", cameras=("image", "image2"))
     check_views(deployment, SLOTS[:2])

@@ -19,6 +19,7 @@ from .config import SLOTS
 from .json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
 from .normalisation import Statistics, read_norm_stats
 from .processors import FILES, feature_statistics, read_steps, relative_dims
+from .weights import ROOT
 
 #: Values of LeRobot's configuration that change the network into one that is not built here.
 _FIXED: Mapping[str, object] = {
@@ -75,6 +76,7 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
     file = file_of(path)
     lerobot = _has_lerobot_names(file) or any((file.parent / n).exists() for n in FILES)
     if path.is_file():
+        _check_names(path, file)
         return _alone(file, lerobot, norm_stats)
     where = path / "config.json"
     config = read_object(where, required=False)
@@ -84,6 +86,7 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
                 f"checkpoint {str(path)!r}", expected="LeRobot's policy type pi05", got=kind
             )
         return _lerobot(path, config, norm_stats)
+    _check_names(path, file)
     if lerobot:
         raise WeightsError(
             f"config.json of the LeRobot checkpoint {str(path)!r}",
@@ -107,6 +110,18 @@ def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
 def _has_lerobot_names(file: Path) -> bool:
     names = SafetensorsFile(file).entries
     return bool(names) and all(name.startswith("model.") for name in names)
+
+
+def _check_names(path: Path, file: Path) -> None:
+    """WeightsError on a file of another network: what else it lacks is then of no interest."""
+    names = list(SafetensorsFile(file).entries)
+    if not any(ROOT in name for name in names):
+        raise WeightsError(
+            f"checkpoint {str(path)!r}",
+            expected=f"weights of π0.5, tensors {ROOT}...",
+            got=f"{len(names)} tensors of another network: {', '.join(names[:3])}, ...",
+            remedy="set checkpoint to a folder of openpi's PyTorch or of LeRobot, type pi05",
+        )
 
 
 def _alone(file: Path, lerobot: bool, norm_stats: Path | None) -> Deployment:

@@ -18,14 +18,15 @@ from ...tensors import TensorSource, TensorSpec
 from .config import GemmaConfig, Pi05Config
 from .schedule import fill_modulation, norm_names
 
-_ROOT = "paligemma_with_expert."
-_VISION = _ROOT + "paligemma.model.vision_tower.vision_model."
-_PROJECTOR = _ROOT + "paligemma.model.multi_modal_projector.linear"
-_TRUNK = _ROOT + "paligemma.model.language_model."
-_EXPERT = _ROOT + "gemma_expert.model."
+#: In front of most tensors, in every format that a checkpoint has.
+ROOT = "paligemma_with_expert."
+_VISION = ROOT + "paligemma.model.vision_tower.vision_model."
+_PROJECTOR = ROOT + "paligemma.model.multi_modal_projector.linear"
+_TRUNK = ROOT + "paligemma.model.language_model."
+_EXPERT = ROOT + "gemma_expert.model."
 #: Tied with ``embed_tokens``; openpi saves the table under this name, LeRobot under both or the
 #: other. Where both are there, the lookup's own copy counts.
-_EMBEDDING = _ROOT + "paligemma.lm_head.weight"
+_EMBEDDING = ROOT + "paligemma.lm_head.weight"
 _LOOKUP = _TRUNK + "embed_tokens.weight"
 
 #: Gains of the random stand-in. A matrix of gain 1 keeps the size of what it multiplies. Queries
@@ -49,7 +50,7 @@ def tensors(config: Pi05Config) -> dict[str, TensorSpec]:
     Those that nothing reads are marked, and those that hold outlier channels in trained networks.
     """
     last = f"{_TRUNK}layers.{config.trunk.depth - 1}."
-    unread = [f"{_TRUNK}norm.", f"{_ROOT}gemma_expert.lm_head.", f"{last}mlp."]
+    unread = [f"{_TRUNK}norm.", f"{ROOT}gemma_expert.lm_head.", f"{last}mlp."]
     unread += [f"{last}{part}." for part in ("post_attention_layernorm", "self_attn.q_proj")]
     unread += [f"{last}self_attn.o_proj."]
     return {
@@ -77,7 +78,7 @@ def _tensors(config: Pi05Config) -> Iterable[tuple[str, TensorSpec]]:
     for name in norm_names(config):
         yield from _dense(f"{name}.dense", 3 * expert.width, expert.width, _MODULATION_GAIN)
     unused = (config.vocab, expert.width)
-    yield f"{_ROOT}gemma_expert.lm_head.weight", TensorSpec(unused)
+    yield f"{ROOT}gemma_expert.lm_head.weight", TensorSpec(unused)
     yield from _dense("action_in_proj", expert.width, config.action_dim)
     yield from _dense("action_out_proj", config.action_dim, expert.width, _VELOCITY_GAIN)
     yield from _dense("time_mlp_in", expert.width, expert.width, _TIME_GAIN)
