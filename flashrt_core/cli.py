@@ -16,26 +16,7 @@ from rich.text import Text
 
 from .cli_bench import bench_command
 from .cli_calibrate import calibrate_command
-from .cli_options import (
-    DEFAULT_CHECKPOINT,
-    DEFAULT_VIEWS,
-    AsJson,
-    CameraBytes,
-    Checkpoint,
-    DeviceName,
-    Dims,
-    InPrompt,
-    Numerics,
-    PolicyName,
-    Precision,
-    Preset,
-    Scales,
-    Size,
-    Stats,
-    Tokenizer,
-    Views,
-    plan_options,
-)
+from .cli_options import AsJson, takes_plan
 from .cli_qualify import qualify_command
 from .contract import Contract
 from .load import Description, LoadOptions, describe
@@ -61,49 +42,14 @@ app.command("calibrate")(calibrate_command)
 
 
 @app.command()
-def inspect(
-    policy: PolicyName = "pi05",
-    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    preset: Preset = "",
-    device: DeviceName = LoadOptions.device,
-    precision: Precision = LoadOptions.precision,
-    calibration: Scales = None,
-    numerics: Numerics = "",
-    views: Views = DEFAULT_VIEWS,
-    state_dim: Dims = None,
-    action_dim: Dims = None,
-    norm_stats: Stats = None,
-    tokenizer: Tokenizer = None,
-    state_in_prompt: InPrompt = True,
-    horizon: Size = None,
-    steps: Size = None,
-    camera_bytes: CameraBytes = 0,
-    as_json: AsJson = False,
-) -> None:
+@takes_plan(without=("threads",))
+def inspect(options: LoadOptions, as_json: AsJson = False) -> None:
     """Show the execution contract of a policy: what goes in, what runs, what a capsule holds."""
-    options = plan_options(
-        policy=policy,
-        checkpoint=checkpoint,
-        preset=preset,
-        device=device,
-        precision=precision,
-        calibration=calibration,
-        numerics=numerics,
-        views=views,
-        state_dim=state_dim,
-        action_dim=action_dim,
-        norm_stats=norm_stats,
-        tokenizer=tokenizer,
-        state_in_prompt=state_in_prompt,
-        horizon=horizon,
-        steps=steps,
-        camera_bytes=camera_bytes,
-    )
     description = describe(options)
     if as_json:
         print(json.dumps(as_dict(description), indent=2))
         return
-    title = f"{policy}, preset {options.preset}, {precision}, on {device}"
+    title = f"{options.policy}, preset {options.preset}, {options.precision}, on {options.device}"
     terminal_or_file().print(render(description, title))
 
 

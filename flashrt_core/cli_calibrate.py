@@ -14,26 +14,7 @@ from rich.table import Table
 
 from .calibrate import calibrate
 from .calibration import Calibration, default_path
-from .cli_options import (
-    DEFAULT_CHECKPOINT,
-    DEFAULT_VIEWS,
-    Buckets,
-    Checkpoint,
-    DeviceName,
-    Dims,
-    InPrompt,
-    Numerics,
-    PolicyName,
-    Precision,
-    Preset,
-    Size,
-    Stats,
-    Threads,
-    Tokenizer,
-    Views,
-    option,
-    plan_of,
-)
+from .cli_options import option, takes_plan
 from .cli_progress import progress_bars
 from .errors import OptionError
 from .load import LoadOptions
@@ -58,22 +39,9 @@ Percentile = Annotated[float, option("Which percentile.")]
 Output = Annotated[Path | None, option("File; none: where loading the plan looks.")]
 
 
+@takes_plan(without=("calibration", "camera_bytes"), precision={"default": "fp8"})
 def calibrate_command(
-    policy: PolicyName = "pi05",
-    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    preset: Preset = "",
-    device: DeviceName = LoadOptions.device,
-    precision: Precision = "fp8",
-    numerics: Numerics = "",
-    views: Views = DEFAULT_VIEWS,
-    state_dim: Dims = None,
-    action_dim: Dims = None,
-    norm_stats: Stats = None,
-    tokenizer: Tokenizer = None,
-    state_in_prompt: InPrompt = True,
-    horizon: Size = None,
-    steps: Size = None,
-    prompt_buckets: Buckets = "",
+    options: LoadOptions,
     npz: Npz = None,
     bag: Bag = None,
     params: Params = None,
@@ -83,13 +51,11 @@ def calibrate_command(
     method: Method = "amax",
     percentile: Percentile = 99.99,
     output: Output = None,
-    threads: Threads = 0,
 ) -> None:
     """Observe a policy in bf16 and write the scales that a quantised plan needs.
 
     Runs on the references: on the CPU, or with --device reference_cuda on a GPU.
     """
-    options = plan_of(locals())
     # The name of the default depends on what is loaded; its folder does not.
     tried = check_output("--output", output or default_path({}))
     samples, origin = sample_source(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Container, Mapping
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,7 @@ from .errors import OptionError
 from .load import LoadOptions
 from .weights import checkpoint_path
 
-DEFAULT_VIEWS = ",".join(LoadOptions.views)
-DEFAULT_CHECKPOINT = str(LoadOptions.checkpoint)
+_VIEWS = ",".join(LoadOptions.views)
 
 
 def option(text: str, least: float | None = None) -> Any:
@@ -42,25 +41,74 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 
 
 def plan_options(
-    *, checkpoint: str, preset: str, views: str, state_in_prompt: bool, **others: Any
+    policy: PolicyName = "pi05",
+    checkpoint: Checkpoint = str(LoadOptions.checkpoint),
+    preset: Preset = "",
+    device: DeviceName = LoadOptions.device,
+    precision: Precision = LoadOptions.precision,
+    calibration: Scales = None,
+    numerics: Numerics = "",
+    views: Views = _VIEWS,
+    state_dim: Dims = None,
+    action_dim: Dims = None,
+    norm_stats: Stats = None,
+    tokenizer: Tokenizer = None,
+    state_in_prompt: InPrompt = True,
+    horizon: Size = None,
+    steps: Size = None,
+    prompt_buckets: Buckets = "",
+    camera_bytes: CameraBytes = 0,
+    threads: Threads = 0,
 ) -> LoadOptions:
-    """The options above as LoadOptions; ``others`` have its own names."""
-    buckets = others.pop("prompt_buckets", "")
+    """What the options of a command come to."""
     return LoadOptions(
+        policy=policy,
         checkpoint=checkpoint,
-        prompt_buckets=_whole_numbers(buckets) or None,
         preset=preset or ("base" if checkpoint_path(checkpoint) else "tiny"),
+        device=device,
+        precision=precision,
+        calibration=calibration,
+        numerics=numerics,
         views=tuple(view.strip() for view in views.split(",") if view.strip()),
+        state_dim=state_dim,
+        action_dim=action_dim,
+        norm_stats=norm_stats,
+        tokenizer=tokenizer,
         extra={} if state_in_prompt else {"state_in_prompt": False},
-        **others,
+        horizon=horizon,
+        steps=steps,
+        prompt_buckets=_whole_numbers(prompt_buckets) or None,
+        camera_bytes=camera_bytes,
+        threads=threads,
     )
 
 
-def plan_of(arguments: Mapping[str, Any]) -> LoadOptions:
-    """The plan among a command's arguments, for commands that name them as this module does."""
-    names = ["checkpoint", "preset", "views", "state_in_prompt"]
-    names += [field.name for field in fields(LoadOptions) if field.name not in (*names, "prompt")]
-    return plan_options(**{name: arguments[name] for name in names if name in arguments})
+def takes_plan(
+    *, without: Container[str] = (), **changes: Mapping[str, Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command whose first parameter is a plan the options of :func:`plan_options` for it.
+
+    Args:
+        without: options that the command does not have.
+        changes: option -> what is other for this command, its ``default`` or ``annotation``.
+    """
+    known = signature(plan_options, eval_str=True).parameters
+    plan = [known[name].replace(**changes.get(name, {})) for name in known if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(signature(command, eval_str=True).parameters.values())[1:]
+
+        def run(**given: Any) -> None:
+            chosen = {option.name: given.pop(option.name) for option in plan}
+            command(plan_options(**chosen), **given)
+
+        # typer reads what a command takes from these.
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = Signature([*plan, *own])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*plan, *own)}
+        return run
+
+    return decorate
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

@@ -13,27 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .cli_options import (
-    DEFAULT_CHECKPOINT,
-    DEFAULT_VIEWS,
-    AsJson,
-    Buckets,
-    Checkpoint,
-    DeviceName,
-    Dims,
-    InPrompt,
-    Numerics,
-    PolicyName,
-    Preset,
-    Scales,
-    Size,
-    Stats,
-    Threads,
-    Tokenizer,
-    Views,
-    option,
-    plan_of,
-)
+from .cli_options import AsJson, option, takes_plan
 from .cli_progress import progress_bars
 from .load import LoadOptions, calibration_of, configuration, load, precision_of, qualifier
 from .observations import Sample, made_up_observations, read_observations
@@ -54,23 +34,9 @@ Limit = Annotated[float | None, option("Gate, instead of the precision plan's.")
 Figure = Annotated[Path | None, option("File: .png, .pdf, .svg, ...")]
 
 
+@takes_plan(precision={"annotation": Plans})
 def qualify_command(
-    policy: PolicyName = "pi05",
-    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
-    preset: Preset = "",
-    device: DeviceName = LoadOptions.device,
-    precision: Plans = LoadOptions.precision,
-    calibration: Scales = None,
-    numerics: Numerics = "",
-    views: Views = DEFAULT_VIEWS,
-    state_dim: Dims = None,
-    action_dim: Dims = None,
-    norm_stats: Stats = None,
-    tokenizer: Tokenizer = None,
-    state_in_prompt: InPrompt = True,
-    horizon: Size = None,
-    steps: Size = None,
-    prompt_buckets: Buckets = "",
+    whole: LoadOptions,
     decisions: Decisions = 2,
     noises: Noises = 1,
     npz: Npz = None,
@@ -80,7 +46,6 @@ def qualify_command(
     min_cosine: Limit = None,
     max_error: Limit = None,
     max_stage_error: Limit = None,
-    threads: Threads = 0,
     figure: Figure = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,8 +60,7 @@ def qualify_command(
         "max_error": max_error,
         "max_stage_error": max_stage_error,
     }
-    whole = plan_of(locals())
-    plans = [replace(whole, precision=name.strip()) for name in precision.split(",")]
+    plans = [replace(whole, precision=name.strip()) for name in str(whole.precision).split(",")]
     gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
 
     def samples(processor: Processor) -> Iterable[Sample]:
