@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calibration import Calibration, find_calibration, key_of
+from .calibration.artifact import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device

@@ -13,8 +13,8 @@ import typer
 from flashrt_core.errors import OptionError
 
 try:
-    from flashrt_core.cli import app, run
-    from flashrt_core.cli_calibrate import bag_readers
+    from flashrt_core.cli.calibrate import bag_readers
+    from flashrt_core.cli.main import app, run
     from flashrt_core.observations import Sample
 except KeyboardInterrupt:  # torch takes seconds to import, and main() is not reached yet
     print("flashrt: interrupted", file=sys.stderr)

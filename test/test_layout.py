@@ -20,23 +20,17 @@ LONG_FILES: dict[str, str] = {}
 # The first prefix that fits counts, so an exception stands above its room.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_ros",),
-    (
-        "flashrt_core.cli",
-        "flashrt_core.cli_bench",
-        "flashrt_core.cli_calibrate",
-        "flashrt_core.cli_qualify",
-        "flashrt_core.__main__",
-    ),
-    ("flashrt_core.cli_options", "flashrt_core.cli_progress", "flashrt_core.fidelity_figure"),
+    ("flashrt_core.__main__", "flashrt_core.cli"),
+    ("flashrt_core.fidelity.figure",),
     ("flashrt_core.terminal",),
     ("flashrt_core.bench",),
-    ("flashrt_core.calibrate",),
+    ("flashrt_core.calibration.run",),
     ("flashrt_core.load",),
     ("flashrt_core.load_options",),
-    ("flashrt_core.qualification",),
-    ("flashrt_core.observations", "flashrt_core.observer"),
+    ("flashrt_core.fidelity.qualification",),
+    ("flashrt_core.observations", "flashrt_core.calibration.observer"),
     ("flashrt_core.policies", "flashrt_core.engine", "flashrt_core.session"),
-    ("flashrt_core.calibration", "flashrt_core.capsule"),
+    ("flashrt_core.calibration.artifact", "flashrt_core.capsule"),
     (
         "flashrt_core.devices",
         "flashrt_core.gemm",
@@ -50,6 +44,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ),
     ("flashrt_core.kernels",),
     (
+        "flashrt_core.calibration",
+        "flashrt_core.fidelity",
         "flashrt_core.contract",
         "flashrt_core.files",
         "flashrt_core.outputs",

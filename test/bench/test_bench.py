@@ -22,7 +22,7 @@ from flashrt_core.bench.layers import layer_traces
 from flashrt_core.bench.machine import command_line
 from flashrt_core.bench.report import describe_run, draw, peer_lines, write_json
 from flashrt_core.bench.trace import KernelTime
-from flashrt_core.cli import USER_ERROR, app, run
+from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import DeviceError, FlashRTError, OptionError
 from flashrt_core.outputs import OutputError
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core import cli_calibrate, cli_qualify
-from flashrt_core.calibration import read_calibration
-from flashrt_core.cli import USER_ERROR, app, run
+from flashrt_core.calibration.artifact import read_calibration
+from flashrt_core.cli import calibrate as calibrate_module
+from flashrt_core.cli import qualify as qualify_module
+from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import OptionError
 from flashrt_core.images import Frame
 from flashrt_core.observations import digest_of, made_up_observations, read_observations
@@ -24,7 +25,7 @@ FEW = ["--steps", "2", "--prompt-buckets", "32", "--threads", "1"]
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cli_calibrate, "bag_readers", [])
+    monkeypatch.setattr(calibrate_module, "bag_readers", [])
     return tmp_path / "cache"
 
 
@@ -131,7 +132,7 @@ def test_a_cache_that_cannot_be_written_is_found_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    monkeypatch.setattr(cli_calibrate, "calibrate", lambda *_, **__: pytest.fail("observed"))
+    monkeypatch.setattr(calibrate_module, "calibrate", lambda *_, **__: pytest.fail("observed"))
     code, out, err = call(capsys, "calibrate", "pi05", "--made-up", "1", *FEW)
     assert (code, out) == (USER_ERROR, "") and "option '--output': expected a file" in err
 
@@ -140,7 +141,7 @@ def test_a_cache_that_cannot_be_written_is_found_first(
 def test_a_figure_is_refused_before_the_comparison(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, figure: str
 ) -> None:
-    monkeypatch.setattr(cli_qualify, "compare", lambda *_: pytest.fail("compared"))
+    monkeypatch.setattr(qualify_module, "compare", lambda *_: pytest.fail("compared"))
     code, out, err = call(capsys, "qualify", "pi05", *FEW, "--figure", figure)
     assert (code, out) == (USER_ERROR, "") and err.count("\n") == 1
     assert "option '--figure': expected" in err

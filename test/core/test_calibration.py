@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.calibrate import calibrate
-from flashrt_core.calibration import (
+from flashrt_core.calibration.artifact import (
     KEY,
     Calibration,
     Range,
@@ -24,6 +23,8 @@ from flashrt_core.calibration import (
     power_of_two,
     read_calibration,
 )
+from flashrt_core.calibration.observer import Observer
+from flashrt_core.calibration.run import calibrate
 from flashrt_core.contract import ShapeKey
 from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.errors import InputError, NumericsError, OptionError
@@ -33,7 +34,6 @@ from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.op import Lane
 from flashrt_core.load import LoadOptions, calibrate_command, load
 from flashrt_core.observations import made_up_observations
-from flashrt_core.observer import Observer
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format, Precision, Site
 

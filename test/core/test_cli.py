@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flashrt_core.cli import USER_ERROR, app, run
+from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.load import LoadOptions, describe
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from flashrt_core.errors import InputError, OptionError
-from flashrt_core.load import LoadOptions, load, qualifier
-from flashrt_core.observations import made_up_observations
-from flashrt_core.policies.base import Product
-from flashrt_core.qualification import (
+from flashrt_core.fidelity.qualification import (
     Gates,
     Report,
     error_of,
     gates_for,
     qualify,
 )
+from flashrt_core.load import LoadOptions, load, qualifier
+from flashrt_core.observations import made_up_observations
+from flashrt_core.policies.base import Product
 from flashrt_core.session import Session
 
 OPTIONS = LoadOptions(max_sessions=1, capsule_slots=0, threads=1)

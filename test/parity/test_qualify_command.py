@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from flashrt_core import cli_qualify
-from flashrt_core.cli import USER_ERROR, app, run
+from flashrt_core.cli import qualify as qualify_module
+from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.policies.pi05.config import PRESETS
 
 from . import case as parity
@@ -66,7 +66,7 @@ def test_a_failed_gate_is_exit_status_1(tmp_path: Path, capsys: pytest.CaptureFi
     folder = write_openpi(tmp_path / "openpi")
     arguments = ["qualify", *common(folder), "--precision", "bf16", "--decisions", "1"]
     code, out, _ = call(capsys, *arguments, "--threads", "1", "--max-error", "1e-9")
-    assert code == cli_qualify.FAILED == 1
+    assert code == qualify_module.FAILED == 1
     assert "FAILED" in out
     assert "largest action error" in out
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_core.calibrate import calibrate
+from flashrt_core.calibration.run import calibrate
 from flashrt_core.errors import FlashRTError
 from flashrt_core.load import load
 from flashrt_core.observations import made_up_observations

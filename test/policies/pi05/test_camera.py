@@ -11,12 +11,12 @@ import pytest
 
 from flashrt_core.contract import Role
 from flashrt_core.errors import InputError, OptionError
+from flashrt_core.fidelity.qualification import Gates, qualify
 from flashrt_core.images import Frame, frame_of
 from flashrt_core.load import LoadOptions, load, qualifier
 from flashrt_core.policies.base import Observation
 from flashrt_core.policies.pi05.camera import decode_view
 from flashrt_core.policies.pi05.config import make_config
-from flashrt_core.qualification import Gates, qualify
 from flashrt_core.session import Session
 from test.kernels.cameras import draw_image, expected
 

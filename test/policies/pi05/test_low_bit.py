@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from flashrt_core.calibrate import calibrate
+from flashrt_core.calibration.run import calibrate
 from flashrt_core.contract import DType, Role
 from flashrt_core.errors import ContractError, InputError, OptionError
+from flashrt_core.fidelity.qualification import Report, gates_for, qualify
 from flashrt_core.load import LoadOptions, calibration_of, describe, load, qualifier
 from flashrt_core.observations import Sample, made_up_observations
 from flashrt_core.policies.base import Processor
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format
-from flashrt_core.qualification import Report, gates_for, qualify
 from test.kernels.signatures import CheckingLauncher
 from test.kernels.test_cuda_launchers import Lane
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .outputs import whole_file
+from ..outputs import whole_file
 
 # Okabe-Ito: told apart with any colour vision, and in print.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")

@@ -13,14 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .cli_options import AsJson, option, takes_plan
-from .cli_progress import progress_bars
-from .load import LoadOptions, calibration_of, configuration, load, precision_of, qualifier
-from .observations import Sample, made_up_observations, read_observations
-from .outputs import check_figure
-from .policies.base import Processor
-from .qualification import Error, Gates, Report, gates_for, qualify
-from .terminal import terminal_or_file
+from ..fidelity.qualification import Error, Gates, Report, gates_for, qualify
+from ..load import LoadOptions, calibration_of, configuration, load, precision_of, qualifier
+from ..observations import Sample, made_up_observations, read_observations
+from ..outputs import check_figure
+from ..policies.base import Processor
+from ..terminal import terminal_or_file
+from .options import AsJson, option, takes_plan
+from .progress import progress_bars
 
 FAILED = 1  # exit status when a gate fails
 
@@ -89,7 +89,7 @@ def show(
             names = ("policy", "checkpoint", "plan", "device")
             render(report, terminal_or_file(), "{}, {}, {}, on {}".format(*map(plan.get, names)))
     if figure is not None:
-        from .fidelity_figure import draw_fidelity
+        from ..fidelity.figure import draw_fidelity
 
         draw_fidelity(found, figure)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import OptionError
-from .load import LoadOptions
-from .weights import checkpoint_path
+from ..errors import OptionError
+from ..load import LoadOptions
+from ..weights import checkpoint_path
 
 _VIEWS = ",".join(LoadOptions.views)
 

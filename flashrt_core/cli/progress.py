@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from .checkpoint import Progress as Told
+from ..checkpoint import Progress as Told
 
 Decided = Callable[[int], None]
 

@@ -14,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .cli_bench import bench_command
-from .cli_calibrate import calibrate_command
-from .cli_options import AsJson, takes_plan
-from .cli_qualify import qualify_command
-from .contract import Contract
-from .load import Description, LoadOptions, describe
-from .specs import BufferSpec, Role
-from .terminal import USER_ERROR, run_command, terminal_or_file
+from ..contract import Contract
+from ..load import Description, LoadOptions, describe
+from ..specs import BufferSpec, Role
+from ..terminal import USER_ERROR, run_command, terminal_or_file
+from .bench import bench_command
+from .calibrate import calibrate_command
+from .options import AsJson, takes_plan
+from .qualify import qualify_command
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .calibration import Calibration
-from .errors import InputError, OptionError
-from .observations import Sample, require_apart
-from .policies.base import Product, Qualifier
-from .session import NOISE, Session, noise_for
+from ..calibration.artifact import Calibration
+from ..errors import InputError, OptionError
+from ..observations import Sample, require_apart
+from ..policies.base import Product, Qualifier
+from ..session import NOISE, Session, noise_for
 
 Array = np.ndarray[Any, Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calibration import Range
-from .errors import CaptureError, NumericsError
-from .kernels.op import Lane, Op
-from .precision import Site
+from ..errors import CaptureError, NumericsError
+from ..kernels.op import Lane, Op
+from ..precision import Site
+from .artifact import Range
 
 Body = Callable[[Lane, Mapping[str, Tensor]], None]
 

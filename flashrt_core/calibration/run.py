@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from .calibration import METHODS, Calibration, key_of
-from .checkpoint import Progress
-from .devices import REFERENCE_CUDA, open_device
-from .errors import InputError, OptionError
-from .load import LoadOptions, configuration, make_plan, precision_of, start
-from .observations import Sample, digest_of
+from ..checkpoint import Progress
+from ..devices import REFERENCE_CUDA, open_device
+from ..errors import InputError, OptionError
+from ..load import LoadOptions, configuration, make_plan, precision_of, start
+from ..observations import Sample, digest_of
+from ..policies import find_policy
+from ..policies.base import Processor
+from .artifact import METHODS, Calibration, key_of
 from .observer import Observer
-from .policies import find_policy
-from .policies.base import Processor
 
 DEVICES = ("cpu", REFERENCE_CUDA)
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .devices.overlap import DEFAULT
-from .terminal import terminal_or_file
+from ..devices.overlap import DEFAULT
+from ..terminal import terminal_or_file
 
 
 def bench_command(
@@ -49,8 +49,8 @@ def bench_command(
 ) -> None:
     """Measure whole decisions: graph replay, call from images to actions, kernels, roofline."""
     # Only here: no other command needs what measuring needs.
-    from .bench.case import parse_cases
-    from .bench.command import BenchOptions, run_bench
+    from ..bench.case import parse_cases
+    from ..bench.command import BenchOptions, run_bench
 
     options = BenchOptions(
         policy=policy,

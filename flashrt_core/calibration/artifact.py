@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import FlashRTError, OptionError
-from .files import local_path
-from .fingerprint import Fingerprint, sha256_of
-from .precision import Precision, Site
+from ..errors import FlashRTError, OptionError
+from ..files import local_path
+from ..fingerprint import Fingerprint, sha256_of
+from ..precision import Precision, Site
 
 FORMAT, VERSION = "flashrt calibration", 1
 #: What scales belong to: parts of a fingerprint, and of the transforms those in front.

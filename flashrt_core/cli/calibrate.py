@@ -12,16 +12,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .calibrate import calibrate
-from .calibration import Calibration, default_path
-from .cli_options import option, takes_plan
-from .cli_progress import progress_bars
-from .errors import OptionError
-from .load import LoadOptions
-from .observations import Sample, made_up_observations, read_observations
-from .outputs import check_output
-from .policies.base import Processor
-from .terminal import terminal_or_file
+from ..calibration.artifact import Calibration, default_path
+from ..calibration.run import calibrate
+from ..errors import OptionError
+from ..load import LoadOptions
+from ..observations import Sample, made_up_observations, read_observations
+from ..outputs import check_output
+from ..policies.base import Processor
+from ..terminal import terminal_or_file
+from .options import option, takes_plan
+from .progress import progress_bars
 
 #: Reads a recording: bag, parameter file of the node that would have used it, and how many
 #: observations at most, spread over it. Set where ROS is.

@@ -1,0 +1,1 @@
+"""The commands that need no ROS, one module each."""

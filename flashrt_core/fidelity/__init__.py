@@ -1,0 +1,1 @@
+"""A pipeline against its reference, with gates."""
