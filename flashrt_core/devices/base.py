@@ -37,6 +37,13 @@ class Device(Protocol):
     def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
         """Zeroed buffers at fixed addresses. DeviceError when memory does not suffice."""
 
+    def allocate_host(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
+        """Zeroed buffers at fixed addresses in the host's memory, pinned where that matters.
+
+        For read, write and copy_rows they are buffers like others; no stage may use them. At most
+        once a device. DeviceError when memory does not suffice.
+        """
+
     def capture(self, segments: Sequence[Segment]) -> Program:
         """Run each body once against a lane and keep what it issues. CaptureError on failure."""
 
@@ -79,7 +86,13 @@ class Device(Protocol):
         source_offset: int,
         source_pitch: int,
     ) -> None:
-        """Copy ``rows`` runs of ``row_bytes`` between two buffers; offsets and pitches in bytes."""
+        """Copy ``rows`` runs of ``row_bytes`` between two buffers; offsets and pitches in bytes.
+
+        It may return before that is done: whatever the device is asked for afterwards sees it.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until everything that was asked for is done."""
 
     def close(self) -> None:
         """Release everything; a second call does nothing. Buffers must not be used afterwards."""

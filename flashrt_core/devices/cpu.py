@@ -60,16 +60,27 @@ class CpuDevice:
         if threads > 0:
             torch.set_num_threads(threads)
         self._place = torch.device(place)
-        self._cpu = self._place.type == "cpu"
-        self.name = "cpu" if self._cpu else f"reference_{self._place.type}"
+        self.name = "cpu" if self._place.type == "cpu" else f"reference_{self._place.type}"
         self.arch = f"{self._place.type}-{platform.machine()}"
         self.library = f"torch-{torch.__version__}"
         self._arena: Tensor | None = None
+        self._host_arena: Tensor | None = None
 
     def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
         """Zeroed, 256-byte aligned views of one arena; DeviceError when memory does not suffice."""
+        self._arena, buffers = self._carve(self._arena, specs, self._place)
+        return buffers
+
+    def allocate_host(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
+        """The same in an arena of its own, in this process's memory."""
+        self._host_arena, buffers = self._carve(self._host_arena, specs, torch.device("cpu"))
+        return buffers
+
+    def _carve(
+        self, arena: Tensor | None, specs: Iterable[BufferSpec], place: torch.device
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         specs = list(specs)
-        if self._arena is not None:
+        if arena is not None:
             raise DeviceError(
                 f"device {self.name!r}", expected="one allocation a device", got="a second one"
             )
@@ -78,7 +89,7 @@ class CpuDevice:
             offsets.append(size)
             size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
         try:
-            self._arena = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8, device=self._place)
+            arena = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8, device=place)
         except (RuntimeError, MemoryError) as error:
             raise DeviceError(
                 f"memory of device {self.name!r} for the policy's buffers",
@@ -86,9 +97,9 @@ class CpuDevice:
                 got=str(error).splitlines()[0],
                 remedy="choose a smaller preset or a bf16 precision plan",
             ) from error
-        base = -self._arena.data_ptr() % _ALIGNMENT
-        return {
-            spec.name: self._arena[base + offset : base + offset + spec.nbytes]
+        base = -arena.data_ptr() % _ALIGNMENT
+        return arena, {
+            spec.name: arena[base + offset : base + offset + spec.nbytes]
             .view(getattr(torch, spec.dtype.value))
             .view(spec.shape)
             for spec, offset in zip(specs, offsets, strict=True)
@@ -131,8 +142,7 @@ class CpuDevice:
                 start = perf_counter()
                 for call in calls:
                     call()
-                if not self._cpu:
-                    torch.cuda.synchronize(self._place)
+                self.synchronize()
                 program.last_ms[name] = (perf_counter() - start) * 1e3
         if meanwhile is not None:
             meanwhile()
@@ -151,7 +161,7 @@ class CpuDevice:
         """Copy host values into a buffer, or to the start of one of one dimension."""
         if target.dim() == 1:
             target = target[: value.size]
-        if self._cpu:
+        if target.device.type == "cpu":
             np.copyto(target.numpy(), value, casting="no")
         else:
             target.copy_(torch.from_numpy(np.array(value, order="C")))
@@ -179,9 +189,14 @@ class CpuDevice:
             _rows(source, row_bytes, rows, source_offset, source_pitch)
         )
 
+    def synchronize(self) -> None:
+        """On the CPU everything is done when it returns."""
+        if self._place.type != "cpu":
+            torch.cuda.synchronize(self._place)
+
     def close(self) -> None:
-        """Drop the arena; views that are still held keep it alive."""
-        self._arena = None
+        """Drop the arenas; views that are still held keep them alive."""
+        self._arena = self._host_arena = None
 
 
 def _rows(buffer: Tensor, row_bytes: int, rows: int, offset: int, pitch: int) -> Tensor:

@@ -6,7 +6,7 @@ cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from .cuda_driver import CudaDriver
 from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
-from .cuda_staging import Staging
+from .cuda_staging import Pinned, Staging
 from .overlap import DEFAULT, Overlap
 
 _ALIGNMENT = 256  # bytes; what the driver's own allocations have
@@ -95,6 +95,7 @@ class CudaDevice:
             self._opened: ExitStack | None = opened.pop_all()
         self._arena: Tensor | None = None
         self._staging = Staging(self.driver, self._stream)
+        self._pinned: Pinned | None = None
         self._programs: list[CudaProgram] = []
 
     def _open(self, opened: ExitStack, overlap: Overlap) -> None:
@@ -140,23 +141,27 @@ class CudaDevice:
                 "device 'cuda'", expected="one allocation a device", got="a second one"
             )
         self.driver.enter()
-        offsets, size = {}, 0
         # Windows are neighbours, so that one copy can serve several.
-        for spec in sorted(specs, key=lambda spec: spec.role is not Role.SWAP):
-            offsets[spec.name] = size
-            size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        offsets, size = _placed(sorted(specs, key=lambda spec: spec.role is not Role.SWAP))
         self._arena = self._allocate_arena(size + _ALIGNMENT)
         base = -self._arena.data_ptr() % _ALIGNMENT
         self.launcher.memory = (self._arena.data_ptr() + base, size)
-        buffers = {
-            spec.name: self._arena[base + offsets[spec.name] :][: spec.nbytes]
-            .view(getattr(torch, spec.dtype.value))
-            .view(spec.shape)
-            for spec in specs
-        }
+        buffers = _views(self._arena[base:], specs, offsets)
         windows = [buffers[spec.name] for spec in specs if spec.role is Role.SWAP]
         self._staging = Staging(self.driver, self._stream, windows)
         return buffers
+
+    def allocate_host(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
+        """The same in one piece of pinned memory; neither torch nor the stages know of it."""
+        specs = list(specs)
+        if self._pinned is not None:
+            raise DeviceError(
+                "device 'cuda'", expected="one allocation a device", got="a second one"
+            )
+        self.driver.enter()
+        offsets, size = _placed(specs)
+        self._pinned = Pinned(self.driver, size)  # whole pages: aligned
+        return _views(torch.from_numpy(self._pinned.view), specs, offsets)
 
     def capture(self, segments: Sequence[Segment]) -> CudaProgram:
         """Capture each body's kernels into one graph; CaptureError names a failed segment."""
@@ -230,6 +235,10 @@ class CudaDevice:
         if window is not None:
             staging.write(window, value)
             return
+        if self._on_host(target):
+            staging.synchronize()  # a copy may still read it
+            target.view(-1).view(torch.uint8).numpy()[: value.nbytes] = _bytes(value)
+            return
         staging.send()  # in the order of the calls, should the two overlap
         self.driver.call(
             "cuMemcpyHtoDAsync", target.data_ptr(), value.ctypes.data, value.nbytes, self._stream
@@ -244,6 +253,9 @@ class CudaDevice:
         window = staging.window(source)
         if window is not None and window.fetched:
             return _to_numpy(window.view.copy(), source)
+        if self._on_host(source):
+            staging.synchronize()  # a copy may still write it
+            return _to_numpy(source.view(-1).view(torch.uint8).numpy().copy(), source)
         staging.send()
         host = np.empty(source.nbytes, dtype=np.uint8)
         self.driver.call(
@@ -270,7 +282,11 @@ class CudaDevice:
         self._staging.outdate()
         api = self.driver.api
         copy = api.CUDA_MEMCPY2D()
-        copy.srcMemoryType = copy.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        kinds = api.CUmemorytype
+        # Pinned memory has its own address on the GPU too: unified, so that one form serves all.
+        on_host = self._on_host(source) or self._on_host(target)
+        kind = kinds.CU_MEMORYTYPE_UNIFIED if on_host else kinds.CU_MEMORYTYPE_DEVICE
+        copy.srcMemoryType = copy.dstMemoryType = kind
         copy.srcDevice = source.data_ptr() + source_offset
         copy.dstDevice = target.data_ptr() + target_offset
         copy.srcPitch = max(source_pitch, row_bytes)
@@ -278,8 +294,13 @@ class CudaDevice:
         copy.WidthInBytes, copy.Height = row_bytes, rows
         self.driver.call("cuMemcpy2DAsync", copy, self._stream)
 
+    def synchronize(self) -> None:
+        """Wait for everything on the stream."""
+        self.driver.enter()
+        self._staging.synchronize()
+
     def close(self) -> None:
-        """Release graphs, events, stream, library, staging and arena."""
+        """Release graphs, events, stream, library, pinned memory and arena."""
         if self._opened is None:
             return
         # The last one is called first. One that fails, after a fault on the GPU say, does not keep
@@ -288,6 +309,8 @@ class CudaDevice:
         opened.callback(torch.cuda.empty_cache)
         opened.callback(self._forget_arena)
         opened.callback(self._staging.close)
+        if self._pinned is not None:
+            opened.callback(self._pinned.close)
         for program in self._programs:
             opened.callback(self.driver.call, "cuGraphExecDestroy", program.executable)
             for event in program.events:
@@ -306,6 +329,9 @@ class CudaDevice:
         self.replay(program)
         own = self._own(program)
         return float(self.driver.call("cuEventElapsedTime", own.events[0], own.events[-1]))
+
+    def _on_host(self, buffer: Tensor) -> bool:
+        return self._pinned is not None and self._pinned.holds(buffer.data_ptr())
 
     def _run_body(self, name: str, body: Any) -> None:
         self.launcher.boundary(name)
@@ -332,6 +358,30 @@ class CudaDevice:
             arena = torch.zeros(size, dtype=torch.uint8, device="cuda")
             torch.cuda.synchronize()
         return arena
+
+
+def _placed(specs: Iterable[BufferSpec]) -> tuple[dict[str, int], int]:
+    """Where each buffer of one piece of memory starts, and how large that is."""
+    offsets, size = {}, 0
+    for spec in specs:
+        offsets[spec.name] = size
+        size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return offsets, size
+
+
+def _views(
+    memory: Tensor, specs: Iterable[BufferSpec], offsets: Mapping[str, int]
+) -> dict[str, Tensor]:
+    return {
+        spec.name: memory[offsets[spec.name] :][: spec.nbytes]
+        .view(getattr(torch, spec.dtype.value))
+        .view(spec.shape)
+        for spec in specs
+    }
+
+
+def _bytes(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return value.reshape(-1).view(np.uint8)
 
 
 def _to_numpy(host: np.ndarray[Any, Any], source: Tensor) -> np.ndarray[Any, Any]:

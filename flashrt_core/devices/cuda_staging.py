@@ -1,4 +1,4 @@
-"""Pinned host memory behind the windows: one block with the layout that they have on the device.
+"""Pinned host memory, and the block of it behind the windows, laid out as they are on the device.
 
 What the host writes waits in the block; before a replay all changed windows that are neighbours go
 over in one copy. A result comes back behind the replay, under the same wait.
@@ -15,6 +15,33 @@ import numpy as np
 from torch import Tensor
 
 from .cuda_driver import CudaDriver
+
+
+class Pinned:
+    """Zeroed memory of the host that the GPU reads and writes at its full rate.
+
+    Attributes:
+        address: of its first byte.
+        view: its bytes; not to be used after :meth:`close`.
+    """
+
+    def __init__(self, driver: CudaDriver, nbytes: int) -> None:
+        self._driver = driver
+        self.address = int(driver.call("cuMemHostAlloc", nbytes, 0))
+        memory = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        self.view: np.ndarray[Any, Any] = np.ctypeslib.as_array(memory)
+        self.view[:] = 0
+
+    def holds(self, address: int) -> bool:
+        """Whether it is one of its bytes."""
+        return self.address <= address < self.address + self.view.nbytes
+
+    def close(self) -> None:
+        """Give the memory back; nothing may be in flight. A second call does nothing."""
+        address, self.address = self.address, 0
+        self.view = self.view[:0]
+        if address:
+            self._driver.call("cuMemFreeHost", address)
 
 
 @dataclass
@@ -47,20 +74,18 @@ class Staging:
         self._driver = driver
         self._stream = stream
         self._in_flight = False  # a copy may still read the block
-        self._block = 0
+        self._block: Pinned | None = None
         self._windows: dict[int, Window] = {}  # by identity of the buffer, in order of address
         buffers = sorted(windows, key=lambda buffer: buffer.data_ptr())
         if not buffers:
             return
         start = buffers[0].data_ptr()
         size = buffers[-1].data_ptr() + buffers[-1].nbytes - start
-        self._block = int(driver.call("cuMemHostAlloc", size, 0))
-        block = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._block))
-        block[:] = 0  # as the windows are
+        self._block = block = Pinned(driver, size)  # zeros, as in the windows
         for buffer in buffers:
             offset = buffer.data_ptr() - start
-            view = block[offset : offset + buffer.nbytes]
-            self._windows[id(buffer)] = Window(buffer, self._block + offset, view)
+            view = block.view[offset : offset + buffer.nbytes]
+            self._windows[id(buffer)] = Window(buffer, block.address + offset, view)
 
     def window(self, buffer: Tensor) -> Window | None:
         """The window of a buffer; None for a part of one and for other memory."""
@@ -104,9 +129,9 @@ class Staging:
     def close(self) -> None:
         """Free the block; nothing may be in flight."""
         self._windows.clear()
-        block, self._block = self._block, 0
-        if block:
-            self._driver.call("cuMemFreeHost", block)
+        block, self._block = self._block, None
+        if block is not None:
+            block.close()
 
     def _copy(self, run: list[Window]) -> None:
         first, last = run[0], run[-1]

@@ -33,6 +33,7 @@ class FakeCuda(ModuleType):
 
     Attributes:
         opened: open handles, as (kind, handle).
+        copied: memory types of every 2D copy, from and to.
         launched: (grid, block, shared bytes, attribute ids) of every launch.
         failing: call name -> result it gives instead of success.
         any_kernel: every kernel is in the library, and graphs can be captured and replayed (they
@@ -45,7 +46,7 @@ class FakeCuda(ModuleType):
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
     CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0)
-    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2)
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2, CU_MEMORYTYPE_UNIFIED=4)
     CUDA_MEMCPY2D = Record
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUlaunchAttributeID = SimpleNamespace(
@@ -59,6 +60,7 @@ class FakeCuda(ModuleType):
         self.entries = {"known_kernel"}
         self.opened: set[tuple[str, int]] = set()
         self.launched: list[tuple[Any, ...]] = []
+        self.copied: list[tuple[int, int]] = []
         self.shared: list[int] = []
         self.failing: dict[str, Result] = {}
         self.any_kernel = False
@@ -169,6 +171,7 @@ class FakeCuda(ModuleType):
     cuMemcpyDtoHAsync = cuMemcpyHtoDAsync  # noqa: N815
 
     def cuMemcpy2DAsync(self, copy: Record, stream: int) -> Any:  # noqa: N802
+        self.copied.append((copy.srcMemoryType, copy.dstMemoryType))
         for row in range(copy.Height):
             to, source = copy.dstDevice + row * copy.dstPitch, copy.srcDevice + row * copy.srcPitch
             ctypes.memmove(to, source, copy.WidthInBytes)

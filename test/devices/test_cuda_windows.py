@@ -184,3 +184,54 @@ def test_a_failed_launch_voids_what_was_retained(session: Session, whole: FakeCu
     del whole.failing["cuGraphLaunch"]
     with pytest.raises(StaleStateError):
         session.act()
+
+
+def host_specs(count: int = 2, size: int = 300) -> list[BufferSpec]:
+    return [BufferSpec(f"host.{i}", (size,), DType.U8, Role.STATE) for i in range(count)]
+
+
+class TestHostMemory:
+    def test_it_is_pinned_once_and_given_back(self, whole: FakeCuda) -> None:
+        device = CudaDevice()
+        hosted = device.allocate_host(host_specs())
+        block = [address for kind, address in whole.opened if kind == "host memory"]
+        assert [buffer.data_ptr() for buffer in hosted.values()] == [block[0], block[0] + 512]
+        assert all(not buffer.any() for buffer in hosted.values())
+        with pytest.raises(DeviceError, match="one allocation a device"):
+            device.allocate_host(host_specs())
+        device.close()
+        assert not whole.opened
+
+    def test_without_memory_nothing_stays_open(self, whole: FakeCuda) -> None:
+        device = CudaDevice()
+        whole.failing = {"cuMemHostAlloc": Result.CUDA_ERROR_OUT_OF_MEMORY}
+        with pytest.raises(DeviceError, match="cuMemHostAlloc.*out of memory"):
+            device.allocate_host(host_specs())
+        whole.failing = {}
+        device.close()
+        assert not whole.opened
+
+    def test_copies_to_it_and_back_say_so(self, device: CudaDevice, whole: FakeCuda) -> None:
+        buffers = device.allocate(SPECS)
+        hosted = device.allocate_host(host_specs())["host.1"]
+        buffers["kept"].copy_(torch.arange(5.0))
+        rows = {"row_bytes": 8, "rows": 2, "target_offset": 4, "target_pitch": 8}
+        rows |= {"source_offset": 0, "source_pitch": 12}
+        device.copy_rows(hosted, buffers["kept"], **rows)
+        assert hosted.numpy()[4:20].view(np.float32).tolist() == [0.0, 1.0, 3.0, 4.0]
+        back = {"row_bytes": 16, "rows": 1, "target_offset": 4, "target_pitch": 16}
+        device.copy_rows(buffers["kept"], hosted, **back, source_offset=4, source_pitch=16)
+        device.copy_rows(buffers["a"], buffers["b"], **back, source_offset=0, source_pitch=16)
+        unified, on_device = 4, 2
+        assert whole.copied == [(unified, unified)] * 2 + [(on_device, on_device)]
+        assert buffers["kept"].tolist() == [0.0, 0.0, 1.0, 3.0, 4.0]
+
+    def test_the_host_waits_before_it_touches_it(self, device: CudaDevice) -> None:
+        hosted = device.allocate_host(host_specs())["host.0"]
+        with count_calls(device.driver) as calls:
+            device.write(hosted[:3], np.array([1, 2, 3], np.uint8))
+            assert device.read(hosted[:4]).tolist() == [1, 2, 3, 0]
+            device.synchronize()
+            assert calls == {"cuStreamSynchronize": 3}
+        with pytest.raises(DeviceError, match="expected 300 bytes, got 301 bytes"):
+            device.write(hosted, np.zeros(301, np.uint8))
