@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .capsule import CapsuleStore, HostState, RegionCopier, slot_specs
+from .capsule import HostState, RegionCopier, slot_specs
+from .capsule_store import CapsuleStore
 from .contract import Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane
@@ -54,11 +55,18 @@ class Engine:
         plan: contract, stage bodies, weights.
         device: where it runs; closed by :meth:`close`.
         max_sessions: sessions that may exist at once, each with a parking slot.
-        capsule_slots: capsules that may be held at once.
+        capsule_slots: capsules that may be held in the device's memory at once.
+        host_slots: capsules that may be held in the host's.
     """
 
     def __init__(
-        self, plan: Plan, device: Device, *, max_sessions: int = 4, capsule_slots: int = 4
+        self,
+        plan: Plan,
+        device: Device,
+        *,
+        max_sessions: int = 4,
+        capsule_slots: int = 4,
+        host_slots: int = 0,
     ) -> None:
         self.contract = plan.contract
         self.fingerprint = plan.fingerprint
@@ -71,14 +79,20 @@ class Engine:
         self._parked: set[str] = set()
         parking = slot_specs(plan.contract, "parking", max_sessions)
         slots = slot_specs(plan.contract, "capsule", capsule_slots)
+        hosted = slot_specs(plan.contract, "host", host_slots)
         try:
             memory = device.allocate([*plan.contract.buffers, *parking, *slots])
+            on_host = device.allocate_host(hosted) if hosted else {}
             self.buffers = {spec.name: memory[spec.name] for spec in plan.contract.buffers}
             self._copier = RegionCopier(device, plan.contract, self.buffers)
             self._free_parking = [memory[spec.name] for spec in parking]
             self._parking: dict[str, Tensor] = {}
             self.store = CapsuleStore(
-                device, self._copier, plan.fingerprint, [memory[spec.name] for spec in slots]
+                device,
+                self._copier,
+                plan.fingerprint,
+                [memory[spec.name] for spec in slots],
+                [on_host[spec.name] for spec in hosted],
             )
             _pack(plan, device, self.buffers)
             self._programs = _capture(plan, device, self.buffers)

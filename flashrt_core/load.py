@@ -141,7 +141,11 @@ def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
     """Allocate, pack and capture ``plan`` on ``device``; its main session."""
     options = checked(options)
     engine = Engine(
-        plan, device, max_sessions=options.max_sessions, capsule_slots=options.capsule_slots
+        plan,
+        device,
+        max_sessions=options.max_sessions,
+        capsule_slots=options.capsule_slots,
+        host_slots=options.host_slots,
     )
     return engine.create_session(MAIN, seed=options.seed, prompt=options.prompt)
 

@@ -48,6 +48,7 @@ class LoadOptions:
         seed: seed of the main session's noise.
         prompt: first instruction of the main session; empty to set it later.
         max_sessions, capsule_slots: what is allocated for sessions and capsules.
+        host_slots: the same for capsules in the host's memory, pinned where the device is a GPU.
         threads: torch threads on the CPU device; 0 leaves torch's choice.
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
             ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
@@ -78,6 +79,7 @@ class LoadOptions:
     prompt: str = ""
     max_sessions: int = 4
     capsule_slots: int = 4
+    host_slots: int = 0
     threads: int = 0
     overlap: str | bool = OVERLAP
     camera_bytes: int = 0
@@ -187,6 +189,7 @@ _FIELDS: Mapping[str, Check] = {
     "prompt": _TEXT,
     "max_sessions": _within(1),
     "capsule_slots": _within(0),
+    "host_slots": _within(0),
     "threads": _within(0, 1024),
     "overlap": _of((str, bool), "on, off, or classes of boundaries"),
     "camera_bytes": _within(0),

@@ -156,7 +156,12 @@ class ToyProcessor:
 
 
 def engine(
-    *, weights: str = "w", max_sessions: int = 3, capsule_slots: int = 2, bodies=body
+    *,
+    weights: str = "w",
+    max_sessions: int = 3,
+    capsule_slots: int = 2,
+    host_slots: int = 0,
+    bodies=body,
 ) -> Engine:
     spec, device = contract(), open_device("cpu")
     identity = fingerprint(
@@ -169,7 +174,13 @@ def engine(
         transforms=ToyProcessor().identity,
     )
     plan = Plan(spec, identity, ToyProcessor(), bodies, lambda b: b["weights"].fill_(1.0))
-    return Engine(plan, device, max_sessions=max_sessions, capsule_slots=capsule_slots)
+    return Engine(
+        plan,
+        device,
+        max_sessions=max_sessions,
+        capsule_slots=capsule_slots,
+        host_slots=host_slots,
+    )
 
 
 def see(value: int) -> Observation:

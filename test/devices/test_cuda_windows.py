@@ -235,3 +235,26 @@ class TestHostMemory:
             assert calls == {"cuStreamSynchronize": 3}
         with pytest.raises(DeviceError, match="expected 300 bytes, got 301 bytes"):
             device.write(hosted, np.zeros(301, np.uint8))
+
+    def test_a_capsule_goes_there_and_back(self, whole: FakeCuda) -> None:
+        plan = {"views": ("base_0_rgb",), "steps": 1, "prompt_buckets": (32,)}
+        depths = {"vision_depth": 1, "trunk_depth": 1, "expert_depth": 1}
+        session = load(
+            LoadOptions(
+                device="cuda", precision="bf16", prompt="cup", extra=depths, host_slots=1, **plan
+            )
+        )
+        image = np.zeros((30, 40, 3), np.uint8)
+        session.decide(Observation({"base_0_rgb": image}, np.zeros(7, np.float32)))
+        kv = session.engine.buffers["kv"]
+        kv.copy_(torch.rand(kv.shape))
+        session.snapshot("mark")
+        first = session.engine.store.export("mark").payload
+        session.engine.store.to_host("mark")
+        assert session.engine.store.export("mark").payload.tobytes() == first.tobytes()
+        kv.zero_()
+        session.restore("mark")
+        session.snapshot("again")
+        assert session.engine.store.export("again").payload.tobytes() == first.tobytes()
+        session.engine.close()
+        assert not whole.opened

@@ -1,0 +1,302 @@
+"""Where capsules are kept: named, in slots that were allocated at configure.
+
+A slot lies in the device's memory or in the host's; a capsule moves between the two only when asked
+to. A full store is an error, never an eviction. What comes from elsewhere is held against the plan
+first, and what does not fit is refused with the parts that differ.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from .capsule import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier
+from .capsule_file import read_capsule, write_capsule
+from .contract import Contract, ShapeKey, Update
+from .devices import Device
+from .devices.base import NUMPY_DTYPES
+from .errors import CapsuleError, CapsuleStoreFullError
+from .fingerprint import Fingerprint
+from .text import check_text
+
+_OPTION = {Place.DEVICE: "capsule_slots", Place.HOST: "host_slots"}
+
+
+@dataclass(frozen=True)
+class _Held:
+    info: CapsuleInfo
+    host: HostState
+    slot: Tensor
+
+
+class CapsuleStore:
+    """Named capsules in a fixed number of slots. One store an engine.
+
+    Args:
+        device: moves the bytes.
+        copier: of the plan's working buffers.
+        fingerprint: of the plan.
+        slots: in the device's memory.
+        host_slots: in the host's.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        copier: RegionCopier,
+        fingerprint: Fingerprint,
+        slots: Sequence[Tensor],
+        host_slots: Sequence[Tensor] = (),
+    ) -> None:
+        self._device = device
+        self._copier = copier
+        self._fingerprint = fingerprint
+        self._free = {Place.DEVICE: list(slots), Place.HOST: list(host_slots)}
+        self._held: dict[str, _Held] = {}
+        self.capacity, self.host_capacity = len(slots), len(host_slots)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def list(self) -> list[CapsuleInfo]:
+        """All capsules, in the order they came in; each says whose memory it is in."""
+        return [held.info for held in self._held.values()]
+
+    def info(self, name: str) -> CapsuleInfo:
+        """The capsule called ``name``; CapsuleError when unknown."""
+        return self._find(name).info
+
+    def save(self, name: str, session: str, host: HostState) -> CapsuleInfo:
+        """Copy the working buffers' regions into a slot.
+
+        An existing capsule of that name is replaced, where it is, if it belongs to the same
+        session; a new one takes a slot of the device. Raises CapsuleError on a bad name, a foreign
+        capsule or a session with nothing to save, and CapsuleStoreFullError when no slot is free.
+        """
+        shape = host.shape
+        if shape is None or not host.lineage.made:
+            raise CapsuleError(
+                f"session {session!r}",
+                expected="a completed stage to save",
+                got="none",
+                remedy="run a decision or the context stage first",
+            )
+        place, slot = self._slot_for(name, session)
+        self._copier.save(shape, slot)
+        return self._hold(name, session, host, place, time.time_ns())
+
+    def load(self, name: str, session: str) -> HostState:
+        """Copy a capsule's regions into the working buffers; what the session must resume with.
+
+        CapsuleError when the capsule is unknown or belongs to another session.
+        """
+        held = self._find(name)
+        if held.info.session != session:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"one of session {session!r}",
+                got=f"one of session {held.info.session!r}",
+                remedy="fork it into a new session instead",
+            )
+        self._copier.load(_shape(held.host), held.slot)
+        return held.host
+
+    def copy_to(self, name: str, slot: Tensor) -> HostState:
+        """Copy a capsule into a slot outside the store (a fork); CapsuleError when unknown."""
+        held = self._find(name)
+        self._copier.copy_slot(_shape(held.host), held.slot, slot)
+        return held.host
+
+    def drop(self, name: str) -> None:
+        """Free the slot of ``name``; CapsuleError when unknown."""
+        held = self._find(name)
+        self._free[held.info.place].append(held.slot)
+        del self._held[name]
+
+    def to_host(self, name: str) -> CapsuleInfo:
+        """Move a capsule into the host's memory, which frees its slot of the device.
+
+        There it is restored, forked and exported as before, only slower. Nothing to do where it is
+        there already. CapsuleError when unknown, CapsuleStoreFullError when no host slot is free.
+        """
+        return self._move(name, Place.HOST)
+
+    def to_device(self, name: str) -> CapsuleInfo:
+        """Move a capsule back into a slot of the device; errors as :meth:`to_host`."""
+        return self._move(name, Place.DEVICE)
+
+    def export(self, name: str) -> CapsuleImage:
+        """A host copy of a capsule with its identity."""
+        held = self._find(name)
+        parts = self._copier.parts(_shape(held.host))
+        payload = self._device.read(held.slot[: held.info.nbytes])
+        return CapsuleImage(held.info, self._fingerprint, held.host, parts, payload)
+
+    def adopt(self, image: CapsuleImage) -> CapsuleInfo:
+        """Take in a capsule that another store of the same plan exported.
+
+        Raises:
+            CapsuleError: it names the parts of the plan, the region, the size or the host's value
+                that differ; and errors as :meth:`save`. Nothing changes then.
+        """
+        name = image.info.name
+        different = self._fingerprint.diff(image.fingerprint)
+        if different:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"plan {self._fingerprint.digest[:12]}",
+                got=f"plan {image.fingerprint.digest[:12]}, which differs in {different}",
+                remedy="restore it where it was made, or load the same policy, weights and shapes",
+            )
+        _check_host(self._copier.contract, name, image.host)
+        shape = _shape(image.host)
+        parts, size = self._copier.parts(shape), self._copier.nbytes(shape)
+        if image.regions != parts or image.payload.nbytes != size:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"regions {_told(parts)}, {size} bytes",
+                got=f"{_told(image.regions)}, {image.payload.nbytes} bytes",
+            )
+        check_text("session name", image.info.session, error=CapsuleError)
+        host = image.host.owned()
+        place, slot = self._slot_for(name, image.info.session)
+        self._device.write(slot[:size], image.payload)
+        return self._hold(name, image.info.session, host, place, image.info.created_ns)
+
+    def write_file(self, name: str, path: str | os.PathLike[str]) -> int:
+        """Write a capsule to a file, whole or not at all; how many bytes it has.
+
+        CapsuleError when the capsule is unknown or the file cannot be written.
+        """
+        return write_capsule(self.export(name), path)
+
+    def read_file(self, path: str | os.PathLike[str], name: str | None = None) -> CapsuleInfo:
+        """Take in a capsule from a file.
+
+        Args:
+            path: that :meth:`write_file` wrote, here or elsewhere.
+            name: to hold it under; None keeps its own.
+
+        CapsuleError where the file is none, damaged or cut off, or as :meth:`adopt`; nothing
+        changes then.
+        """
+        image = read_capsule(path)
+        if name is not None:
+            image = replace(image, info=replace(image.info, name=name))
+        return self.adopt(image)
+
+    def _move(self, name: str, place: Place) -> CapsuleInfo:
+        held = self._find(name)
+        left = held.info.place
+        if left is not place:
+            slot = self._take(name, place)
+            self._copier.copy_slot(_shape(held.host), held.slot, slot)
+            self._free[place].pop()
+            self._free[left].append(held.slot)
+            held = replace(held, info=replace(held.info, place=place), slot=slot)
+            self._held[name] = held
+        return held.info
+
+    def _hold(
+        self, name: str, session: str, host: HostState, place: Place, created_ns: int
+    ) -> CapsuleInfo:
+        """Keep what the next free slot of ``place`` was filled with."""
+        info = CapsuleInfo(
+            name=name,
+            session=session,
+            fingerprint=self._fingerprint.digest,
+            nbytes=self._copier.nbytes(_shape(host)),
+            created_ns=created_ns,
+            decision=host.decisions,
+            prompt=host.prompt,
+            stamp_ns=host.stamp_ns,
+            place=place,
+        )
+        self._held[name] = _Held(info, host, self._free[place].pop())
+        return info
+
+    def _slot_for(self, name: str, session: str) -> tuple[Place, Tensor]:
+        """Where to put a capsule; the slot stays free until :meth:`_hold`."""
+        check_text("capsule name", name, error=CapsuleError)
+        place = Place.DEVICE
+        if name in self._held:
+            info = self._held[name].info
+            if info.session != session:
+                raise CapsuleError(
+                    f"capsule {name!r}",
+                    expected="a free name",
+                    got=f"one that session {info.session!r} uses",
+                    remedy="choose another name or drop that capsule",
+                )
+            place = info.place
+            self.drop(name)
+        return place, self._take(name, place)
+
+    def _take(self, name: str, place: Place) -> Tensor:
+        if not self._free[place]:
+            there = sorted(n for n, held in self._held.items() if held.info.place is place)
+            raise CapsuleStoreFullError(
+                f"capsule {name!r}",
+                expected="a free slot" + (" of the host" if place is Place.HOST else ""),
+                got=f"{len(there)} of {len(there)} in use: {there}",
+                remedy=f"drop a capsule or raise {_OPTION[place]}",
+            )
+        return self._free[place][-1]
+
+    def _find(self, name: str) -> _Held:
+        held = self._held.get(name) if isinstance(name, str) else None
+        if held is None:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"one of {sorted(self._held)}" if self._held else "a saved capsule",
+                got="no such capsule",
+                remedy="save it first, or list the capsules",
+            )
+        return held
+
+
+def _shape(host: HostState) -> ShapeKey:
+    if host.shape is None:
+        raise CapsuleError("capsule", expected="a captured shape", got="none")
+    return host.shape
+
+
+def _told(parts: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    return [(name, str(dtype), nbytes) for name, dtype, nbytes in parts]
+
+
+def _check_host(contract: Contract, name: str, host: HostState) -> None:
+    """CapsuleError where the host's part of a capsule is not one that the contract allows."""
+
+    def wrong(expected: str, got: object) -> CapsuleError:
+        return CapsuleError(f"capsule {name!r}", expected=expected, got=got)
+
+    if host.shape not in contract.shapes:
+        known = [str(key) for key in contract.shapes]
+        raise wrong(f"a captured shape, one of {known}", host.shape)
+    staged = {spec.name: spec for spec in contract.inputs if spec.update is Update.STAGED}
+    for each, value in host.staged.items():
+        spec = staged.get(each)
+        if spec is None:
+            raise wrong(f"values of staged inputs, of {sorted(staged)}", repr(each))
+        fits = value.shape == spec.shape or (
+            spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]
+        )
+        if not fits or value.dtype != NUMPY_DTYPES[spec.dtype]:
+            expected = f"input {each!r} of {list(spec.shape)} {NUMPY_DTYPES[spec.dtype]}"
+            raise wrong(expected, f"{list(value.shape)} {value.dtype}")
+    state = host.robot_state
+    if state is not None and (state.ndim != 1 or not np.isfinite(state).all()):
+        raise wrong("a robot state of one dimension, finite", f"{list(state.shape)} {state.dtype}")
+    stages = {spec.name: spec for spec in contract.stages}
+    inputs = {spec.name for spec in contract.inputs}
+    for stage, epochs in host.lineage.made.items():
+        if stage not in stages or not set(epochs) <= inputs:
+            raise wrong("a lineage of this contract's stages and inputs", f"{stage!r} of {epochs}")
+        if missing := set(stages[stage].requires) - set(host.lineage.made):
+            raise wrong(f"all that {stage!r} was made from", f"none of {sorted(missing)}")
