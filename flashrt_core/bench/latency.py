@@ -22,19 +22,15 @@ from ..devices.cuda import CudaDevice, CudaProgram
 from ..engine import Plan
 from ..errors import OptionError
 from ..load import LoadOptions, configuration, make_plan, start
-from ..policies.base import Observation
 from ..session import Session
 from ..weights import checkpoint_path, open_weights
 from .case import SLOTS, Case, percentiles
 from .layers import LayerTrace, layer_traces
 from .machine import gpu_state
 from .roofline import CEILINGS, floor_ms
+from .scene import OBSERVATIONS, PROMPT, STATE_DIM, observations
 from .trace import KernelTime, totals, trace
 
-_PROMPT = "pick up the cup"
-_STATE_DIM = 1
-#: Observations that are drawn beforehand and shown in turn; no two neighbours are equal.
-_OBSERVATIONS = 16
 _WARM_UP = 30
 
 
@@ -123,7 +119,7 @@ class Bench:
         self._packed = None
 
     def _start(self, case: Case, overlap: str) -> Session:
-        options = replace(_shaped(self._options, case), overlap=overlap)
+        options = replace(shaped(self._options, case), overlap=overlap)
         device = CudaDevice(overlap=overlap)
         try:
             plan = make_plan(options, device)
@@ -144,7 +140,7 @@ def check_options(case: Case, *, preset: str, checkpoint: str, precision: str) -
 
     Args: as of :class:`Bench`.
     """
-    options = _shaped(_plan(preset, checkpoint, precision), case)
+    options = shaped(_plan(preset, checkpoint, precision), case)
     configuration(options)
     if (path := checkpoint_path(checkpoint)) is None:
         open_weights(checkpoint, {})  # a seed that is none
@@ -158,13 +154,14 @@ def _plan(preset: str, checkpoint: str, precision: str) -> LoadOptions:
         checkpoint=checkpoint,
         device="cuda",
         precision=precision,
-        state_dim=_STATE_DIM,
+        state_dim=STATE_DIM,
         max_sessions=1,
         capsule_slots=0,
     )
 
 
-def _shaped(options: LoadOptions, case: Case) -> LoadOptions:
+def shaped(options: LoadOptions, case: Case) -> LoadOptions:
+    """A plan of that case's sizes."""
     return replace(
         options,
         views=SLOTS[: case.views],
@@ -177,10 +174,10 @@ def _shaped(options: LoadOptions, case: Case) -> LoadOptions:
 def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseResult:
     device = session.engine.device
     assert isinstance(device, CudaDevice)
-    observations = _observations(session, case)
-    session.set_prompt(_PROMPT)
+    seen = observations(session, case)
+    session.set_prompt(PROMPT)
     for index in range(_WARM_UP):
-        session.decide(observations[index % _OBSERVATIONS])
+        session.decide(seen[index % OBSERVATIONS])
     shape, names = session.shape, tuple(s.name for s in session.contract.decision_stages)
     assert shape is not None
     program = session.engine.program(shape, names)
@@ -188,7 +185,7 @@ def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseRes
     replay, call = np.empty(samples), np.empty(samples)
     stages = {name: np.empty(samples) for name in names}
     for index in range(samples):
-        observation = observations[index % _OBSERVATIONS]
+        observation = seen[index % OBSERVATIONS]
         began = perf_counter()
         decision = session.decide(observation)
         call[index] = (perf_counter() - began) * 1e3
@@ -207,7 +204,7 @@ def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseRes
         # The two ends of a step are counted in: an upper bound of what a layer takes.
         expert_layer_us=float(np.median(stages["action"])) * 1e3 / layers,
         floor=_floor(device, session, shape, preset),
-        actions=session.decide(observations[0], noise=_noise(session)).raw,
+        actions=session.decide(seen[0], noise=_noise(session)).raw,
     )
 
 
@@ -234,22 +231,6 @@ def _copy_static(plan: Plan, before: Session, buffers: dict[str, Tensor]) -> Non
                     "order of the cases", expected="the one with the most prefix rows first"
                 )
             buffers[spec.name].copy_(source[: spec.shape[0]])
-
-
-def _observations(session: Session, case: Case) -> list[Observation]:
-    generator = np.random.default_rng(case.views)
-    side = session.contract.input("image.base_0_rgb").shape[0]
-    return [
-        Observation(
-            {
-                view: generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
-                for view in session.processor.views
-            },
-            np.zeros(_STATE_DIM, np.float32),
-            stamp_ns=index,
-        )
-        for index in range(_OBSERVATIONS)
-    ]
 
 
 def _noise(session: Session) -> np.ndarray[Any, Any]:

@@ -1,16 +1,36 @@
-"""``flashrt bench``: how fast a policy decides on this machine's GPU."""
+"""``flashrt bench``: how fast a policy decides on this machine's GPU, and what capsules cost."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..devices.overlap import DEFAULT
 from ..terminal import terminal_or_file
 
+_DECISION, _HELP = "decision", ("--help",)
 
+
+class _Bench(TyperGroup):
+    """Measures decisions where no command of its own is named."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, *_HELP):
+            args = [_DECISION, *args]
+        return super().parse_args(context, args)
+
+
+bench_app = typer.Typer(
+    cls=_Bench,
+    help="Measure a policy on this machine: whole decisions, or capsules.",
+    add_completion=False,
+)
+
+
+@bench_app.command(_DECISION)
 def bench_command(
     policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
     preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
@@ -47,7 +67,7 @@ def bench_command(
     output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
     figure: Annotated[Path | None, typer.Option(help="File: .png, .pdf, .svg, ...")] = None,
 ) -> None:
-    """Measure whole decisions: graph replay, call from images to actions, kernels, roofline."""
+    """Whole decisions, the default: graph replay, call from images to actions, kernels."""
     # Only here: no other command needs what measuring needs.
     from ..bench.case import parse_cases
     from ..bench.command import BenchOptions, run_bench
@@ -70,3 +90,38 @@ def bench_command(
         figure=figure,
     )
     run_bench(options, terminal_or_file())
+
+
+@bench_app.command("capsule")
+def capsule_command(
+    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
+    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
+    checkpoint: Annotated[
+        str, typer.Option(help="random:<seed>, outliers:<seed> or a path.")
+    ] = "random:0",
+    device: Annotated[str, typer.Option(help="cuda, or cpu for its checks of bits.")] = "cuda",
+    precision: Annotated[str, typer.Option(help="Precision plan.")] = "bf16",
+    cases: Annotated[
+        str, typer.Option(help="views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")
+    ] = "2x48x10",
+    trials: Annotated[int, typer.Option(help="How often each is timed and compared.")] = 64,
+    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+) -> None:
+    """Capsules: snapshot, restore, fork, host, files; the next action rebuilt and restored.
+
+    Every way to the next action must give equal bits, after another session used the buffers.
+    """
+    from ..bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
+    from ..bench.case import parse_cases
+
+    options = CapsuleBenchOptions(
+        policy=policy,
+        preset=preset,
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        cases=parse_cases(cases),
+        trials=trials,
+        output=output,
+    )
+    run_capsule_bench(options, terminal_or_file())

@@ -18,7 +18,7 @@ from ..contract import Contract
 from ..load import Description, LoadOptions, describe
 from ..specs import BufferSpec, Role
 from ..terminal import USER_ERROR, run_command, terminal_or_file
-from .bench import bench_command
+from .bench import bench_app
 from .calibrate import calibrate_command
 from .options import AsJson, takes_plan
 from .qualify import qualify_command
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 
 app.command("qualify")(qualify_command)
-app.command("bench")(bench_command)
+app.add_typer(bench_app, name="bench")
 app.command("calibrate")(calibrate_command)
 
 

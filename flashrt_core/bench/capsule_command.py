@@ -1,0 +1,152 @@
+"""``flashrt bench capsule``: what it takes, prints and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import NumericsError, OptionError
+from ..load import LoadOptions
+from ..outputs import check_output
+from .capsules import CapsuleResult, measure
+from .case import Case
+from .latency import check_options
+from .machine import gpu_state
+from .report import describe_run, write_json
+
+CASES = (Case(2, 48, 10),)
+_CPU = "the CPU device: torch's references in this process; these times say nothing of a GPU"
+_MOST_TRIALS = 1_000_000
+#: Rows of the table: what they are called, and what they show of a case.
+_ROWS = {
+    "snapshot, us": "snapshot_us",
+    "restore, us": "restore_us",
+    "fork, us": "fork_us",
+    "move to the host, us": "to_host_us",
+    "move back, us": "to_device_us",
+    "restore from the host, us": "restore_from_host_us",
+    "write a file, ms": "file_write_ms",
+    "read a file, ms": "file_read_ms",
+    "next action, rebuilt, ms": "rebuild_ms",
+    "next action, restored, ms": "restored_ms",
+    "decision, tables kept, ms": "reuse_ms",
+    "decision, tables made again, ms": "recompute_ms",
+}
+
+
+@dataclass(frozen=True)
+class CapsuleBenchOptions:
+    """What to measure.
+
+    Attributes:
+        policy, preset, checkpoint, precision, device: as in LoadOptions.
+        cases: shapes; empty means 2 views, 48 tokens, horizon 10.
+        trials: how often each is timed and compared.
+        output: JSON file; None writes none.
+    """
+
+    policy: str = "pi05"
+    preset: str = "base"
+    checkpoint: str = "random:0"
+    precision: str = "bf16"
+    device: str = "cuda"
+    cases: tuple[Case, ...] = ()
+    trials: int = 64
+    output: Path | None = None
+
+
+def run_capsule_bench(options: CapsuleBenchOptions, console: Console) -> dict[str, Any]:
+    """Measures, prints and writes; the result as it goes into the JSON file.
+
+    Raises:
+        OptionError: an option that is unknown or out of range.
+        WeightsError: no such checkpoint.
+        DeviceError: no usable GPU.
+        NumericsError: some way to the next action changed a bit; the file tells which.
+        OutputError: a file could not be written although that was tried before.
+    """
+    options = _checked(options)
+    plan = LoadOptions(
+        policy=options.policy,
+        preset=options.preset,
+        checkpoint=options.checkpoint,
+        device=options.device,
+        precision=options.precision,
+    )
+    found, state = [], {}
+    for case in options.cases:
+        found.append(measure(case, plan, options.trials))
+        if options.device == "cuda":
+            state = gpu_state()  # right behind what was timed
+    result = described(found, state)
+    console.print(table(result))
+    if "note" in result:
+        console.print(f"On {result['note']}.")
+    if options.output is not None:
+        write_json(result, options.output)
+    for each in found:
+        if not each.bit_exact:
+            raise NumericsError(
+                f"actions of case {each.case}",
+                expected=f"equal bits in all {each.trials} trials, whichever way they come from",
+                got=", ".join(f"{way} {count}" for way, count in each.equal.items()),
+            )
+    return result
+
+
+def described(found: Sequence[CapsuleResult], state: dict[str, str]) -> dict[str, Any]:
+    """The result file of some cases on one device."""
+    lines = [each.to_json() for each in found]
+    result = describe_run(found[0].library, state, lines)
+    device = found[0].device
+    told: dict[str, Any] = {"device": device}
+    if device != "cuda":
+        told["note"] = _CPU
+        result["gpu"] = "none"
+    return told | result
+
+
+def table(result: dict[str, Any]) -> Table:
+    """A line a number, a column a case; medians."""
+    gpu = result["gpu"] if result["device"] == "cuda" else f"device {result['device']}"
+    view = Table(box=SIMPLE_HEAD, title=f"Capsules, {gpu}")
+    view.add_column("median")
+    cases = result["cases"]
+    for case in cases:
+        name = "{views}x{prompt_tokens}x{horizon}".format(**case)
+        view.add_column(f"{name} {case['precision']}", justify="right")
+    view.add_row("bytes", *(f"{case['bytes']:,}" for case in cases))
+    for told, name in _ROWS.items():
+        view.add_row(told, *(f"{case[name]['p50']:,.1f}" for case in cases))
+    view.add_row("rebuilt over restored", *(f"{case['restored_speedup']:.2f}" for case in cases))
+    view.add_row("made again over kept", *(f"{case['recompute_ratio']:.3f}" for case in cases))
+    exact = (f"{'all' if case['bit_exact'] else 'NOT all'} of {case['trials']}" for case in cases)
+    view.add_row("trials with equal bits", *exact)
+    return view
+
+
+def _checked(options: CapsuleBenchOptions) -> CapsuleBenchOptions:
+    """The options with what they leave open filled in; what is wrong with them is said now."""
+    for name, known in (("policy", ("pi05",)), ("device", ("cuda", "cpu"))):
+        if (given := getattr(options, name)) not in known:
+            option = f"option {name!r} of bench capsule"
+            raise OptionError(option, expected=f"one of {list(known)}", got=repr(given))
+    if not 1 <= options.trials <= _MOST_TRIALS:
+        raise OptionError(
+            "option 'trials' of bench capsule",
+            expected=f"1 to {_MOST_TRIALS:,}",
+            got=options.trials,
+        )
+    cases = tuple(dict.fromkeys(options.cases or CASES))
+    for case in cases:
+        check_options(
+            case, preset=options.preset, checkpoint=options.checkpoint, precision=options.precision
+        )
+    output = options.output and check_output("--output", options.output)
+    return replace(options, cases=cases, output=output)

@@ -1,0 +1,274 @@
+"""What capsules cost and save: each way back to the next action, with a check of its bits.
+
+A session decides, is saved and acts: that action is what every way must repeat to the bit. Between
+the ways another session, with another instruction, writes all over the buffers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..contract import Contract
+from ..engine import Engine
+from ..load import MAIN, LoadOptions, configuration, load
+from ..policies import find_policy
+from ..session import NOISE, Decision, Session, noise_for
+from ..weights import open_weights
+from .case import Case, percentiles
+from .latency import shaped
+from .scene import OBSERVATIONS, PROMPT, STATE_DIM, observations
+
+_T = TypeVar("_T")
+_OTHER, _BRANCH, _MARK = "other", "branch", "mark"
+_OTHER_PROMPT = "open the drawer"
+_WARM_UP = 2
+#: The ways to the next action whose bits are compared.
+WAYS = ("restored", "forked", "from_host", "from_file", "rebuilt", "reused", "recomputed")
+
+
+@dataclass
+class CapsuleResult:
+    """What was measured of one case.
+
+    Attributes:
+        times: by name, each with its unit at the end: one number a trial.
+        equal: of every way, in how many trials its actions had equal bits.
+        nbytes, file_bytes: of a capsule, and of its file.
+        library: digest of the kernels.
+    """
+
+    case: Case
+    device: str
+    precision: str
+    library: str
+    nbytes: int = 0
+    file_bytes: int = 0
+    trials: int = 0
+    times: dict[str, list[float]] = field(default_factory=dict, repr=False)
+    equal: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether every way had equal bits in every trial."""
+        return all(count == self.trials for count in self.equal.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The case as it goes into a result file."""
+        found = {name: percentiles(values) for name, values in self.times.items()}
+        median = {name: float(np.median(values)) for name, values in self.times.items()}
+        return {
+            "views": self.case.views,
+            "prompt_tokens": self.case.prompt_tokens,
+            "horizon": self.case.horizon,
+            "steps": self.case.steps,
+            "precision": self.precision,
+            "bytes": self.nbytes,
+            "file_bytes": self.file_bytes,
+            **found,
+            "restored_speedup": round(median["rebuild_ms"] / median["restored_ms"], 3),
+            "recompute_ratio": round(median["recompute_ms"] / median["reuse_ms"], 3),
+            "trials": self.trials,
+            "equal": dict(self.equal),
+            "bit_exact": self.bit_exact,
+        }
+
+
+class StepTables:
+    """What π0.5 tabulates of the denoising steps when weights are packed, to be made again.
+
+    Its weights are kept where the table is, so that nothing but the arithmetic is repeated.
+    """
+
+    def __init__(self, session: Session, options: LoadOptions) -> None:
+        from ..policies.pi05.schedule import norm_names  # the bench knows this policy's tables
+
+        _, self._config = configuration(options)
+        self._table = session.engine.buffers["expert.modulation"]
+        source = open_weights(options.checkpoint, find_policy(options.policy).tensors(self._config))
+        layers = [*(f"{name}.dense" for name in norm_names(self._config))]
+        layers += ["time_mlp_in", "time_mlp_out"]
+        names = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+        self._kept = {name: source.get(name).float().to(self._table.device) for name in names}
+        self.digest = source.digest
+        self.fill()  # as it will be made again: on the device, and not where weights were packed
+        self._first = self._table.clone()
+
+    def names(self) -> list[str]:
+        """Of the tensors that it keeps."""
+        return list(self._kept)
+
+    def get(self, name: str) -> torch.Tensor:
+        """One of them."""
+        return self._kept[name]
+
+    def fill(self) -> None:
+        """Make the table again."""
+        from ..policies.pi05.schedule import fill_modulation
+
+        with torch.inference_mode():
+            fill_modulation(self._config, self, self._table)
+        _wait_for_torch(self._table)
+
+    def clear(self) -> None:
+        """Leave nothing in the table."""
+        _wait_for_torch(self._table.zero_())
+
+    def is_as_first(self) -> bool:
+        """Whether the table has the bits that it had at the beginning."""
+        return torch.equal(self._table, self._first)
+
+
+def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:
+    """Measures one case on a plan of its own.
+
+    Args:
+        case: the shape.
+        options: policy, checkpoint, device and precision; the rest comes from the case.
+        trials: how often everything is timed and compared, behind some that are not.
+
+    Raises what :func:`load` raises.
+    """
+    options = replace(
+        shaped(options, case),
+        state_dim=STATE_DIM,
+        prompt=PROMPT,
+        max_sessions=3,
+        capsule_slots=1,
+        host_slots=1,
+    )
+    session = load(options)
+    engine = session.engine
+    try:
+        result = CapsuleResult(case, engine.device.name, options.precision, engine.device.library)
+        tables = StepTables(session, options)
+        with tempfile.TemporaryDirectory(prefix="flashrt-") as folder:
+            run = _Run(engine, case, tables, Path(folder) / "capsule")
+            for index in range(_WARM_UP):
+                run.trial(index)
+            run.found = result
+            for index in range(trials):
+                run.trial(index)
+        return result
+    finally:
+        engine.close()
+
+
+class _Run:
+    """The trials of one case; what they find goes into ``found``."""
+
+    def __init__(self, engine: Engine, case: Case, tables: StepTables, path: Path) -> None:
+        self.found = CapsuleResult(case, "", "", "")  # of the warm-up, which nobody reads
+        self._engine = engine
+        self._tables = tables
+        self._path = path
+        self._other = engine.create_session(_OTHER, seed=1, prompt=_OTHER_PROMPT)
+        self._seen = observations(engine.session(MAIN), case)
+        self._index = 0
+
+    def trial(self, index: int) -> None:
+        """Everything once."""
+        self._index = index
+        self.found.trials += 1
+        engine, store, main = self._engine, self._engine.store, self._engine.session(MAIN)
+        observation = self._seen[index % OBSERVATIONS]
+        main.decide(observation)
+        info = self._timed("snapshot_us", lambda: main.snapshot(_MARK))
+        self.found.nbytes = info.nbytes
+        expected = main.act()
+        noise = _noise(engine.contract, main, expected.index)
+
+        self._dirty(1)
+        decision = self._timed("restored_ms", lambda: (main.restore(_MARK), main.act())[1])
+        self._compare("restored", decision, expected)
+        self._timed("restore_us", lambda: main.restore(_MARK))
+
+        self._dirty(2)
+        branch = self._timed("fork_us", lambda: engine.fork(_BRANCH, capsule=_MARK))
+        self._compare("forked", branch.act(), expected)
+        engine.drop_session(_BRANCH)
+
+        self._timed("to_host_us", lambda: store.to_host(_MARK))
+        self._dirty(3)
+        main.restore(_MARK)
+        self._compare("from_host", main.act(), expected)
+        self._timed("restore_from_host_us", lambda: main.restore(_MARK))
+        self._timed("to_device_us", lambda: store.to_device(_MARK))
+
+        size = self._timed("file_write_ms", lambda: store.write_file(_MARK, self._path))
+        self.found.file_bytes = size
+        store.drop(_MARK)
+        self._timed("file_read_ms", lambda: store.read_file(self._path))
+        self._dirty(4)
+        main.restore(_MARK)
+        self._compare("from_file", main.act(), expected)
+
+        engine.drop_session(MAIN)  # nothing of it is left: prompt and context are made anew
+        main = engine.create_session(MAIN, prompt=PROMPT)
+        self._dirty(5)
+        decision = self._timed("rebuild_ms", lambda: main.decide(observation, noise=noise))
+        self._compare("rebuilt", decision, expected)
+        self._reuse(main, index, noise)
+
+    def _reuse(self, main: Session, index: int, noise: np.ndarray[Any, Any]) -> None:
+        """The next observation, with what does not depend on it kept, and made again."""
+        observation = self._seen[(index + 1) % OBSERVATIONS]
+        expected = main.decide(observation, noise=noise)
+        main.decide(self._seen[(index + 2) % OBSERVATIONS])
+        decision = self._timed("reuse_ms", lambda: main.decide(observation, noise=noise))
+        self._compare("reused", decision, expected)
+        main.decide(self._seen[(index + 2) % OBSERVATIONS])
+        self._tables.clear()  # what is not made again would be seen
+        _wait_for_torch(self._engine.buffers["prompt_embedding"].zero_())
+
+        def recompute() -> Decision:
+            began = perf_counter()
+            main.run("prompt")
+            between = perf_counter()
+            self._tables.fill()
+            self._add("prompt_ms", (between - began) * 1e3)
+            self._add("step_tables_ms", (perf_counter() - between) * 1e3)
+            return main.decide(observation, noise=noise)
+
+        decision = self._timed("recompute_ms", recompute)
+        # Bits of the table too: one that stays wrong is wrong in all decisions alike.
+        self._compare("recomputed", decision, expected, also=self._tables.is_as_first())
+
+    def _dirty(self, offset: int) -> None:
+        """Let the other session use the buffers."""
+        self._other.decide(self._seen[(self._index + offset) % OBSERVATIONS])
+
+    def _compare(self, way: str, found: Decision, expected: Decision, *, also: bool = True) -> None:
+        same = also and found.raw.tobytes() == expected.raw.tobytes()
+        same = same and found.actions.tobytes() == expected.actions.tobytes()
+        self.found.equal[way] += same
+
+    def _timed(self, name: str, call: Callable[[], _T]) -> _T:
+        """Times ``call`` until the device has done it."""
+        device = self._engine.device
+        device.synchronize()
+        began = perf_counter()
+        value = call()
+        device.synchronize()
+        self._add(name, (perf_counter() - began) * (1e6 if name.endswith("_us") else 1e3))
+        return value
+
+    def _add(self, name: str, value: float) -> None:
+        self.found.times.setdefault(name, []).append(value)
+
+
+def _wait_for_torch(buffer: torch.Tensor) -> None:
+    """Wait for what torch does to a buffer: on a GPU it has a stream of its own."""
+    if buffer.is_cuda:
+        torch.cuda.synchronize()
+
+
+def _noise(contract: Contract, session: Session, index: int) -> np.ndarray[Any, Any]:
+    return noise_for(session.host_state().seed, index, contract.input(NOISE).shape)

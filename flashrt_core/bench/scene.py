@@ -1,0 +1,31 @@
+"""What a bench shows to a policy: the same instruction and drawn observations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..policies.base import Observation
+from ..session import Session
+from .case import Case
+
+PROMPT = "pick up the cup"
+STATE_DIM = 1
+#: Observations that are drawn beforehand and shown in turn; no two neighbours are equal.
+OBSERVATIONS = 16
+
+
+def observations(session: Session, case: Case) -> list[Observation]:
+    """As many as OBSERVATIONS says, of the size that the network sees."""
+    generator = np.random.default_rng(case.views)
+    side = session.contract.input("image.base_0_rgb").shape[0]
+    return [
+        Observation(
+            {
+                view: generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
+                for view in session.processor.views
+            },
+            np.zeros(STATE_DIM, np.float32),
+            stamp_ns=index,
+        )
+        for index in range(OBSERVATIONS)
+    ]

@@ -1,0 +1,129 @@
+"""The bench of capsules on the CPU device: what it writes, and that a changed bit ends it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
+from flashrt_core.bench.capsules import WAYS, StepTables
+from flashrt_core.bench.case import Case
+from flashrt_core.capsule import HostState
+from flashrt_core.capsule_store import CapsuleStore
+from flashrt_core.cli.main import USER_ERROR, app, run
+from flashrt_core.errors import NumericsError, OptionError
+
+TIMES = (
+    *("snapshot_us", "restore_us", "fork_us", "to_host_us", "to_device_us"),
+    *("restore_from_host_us", "file_write_ms", "file_read_ms", "rebuild_ms", "restored_ms"),
+    *("reuse_ms", "recompute_ms", "prompt_ms", "step_tables_ms"),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def options(**given: Any) -> CapsuleBenchOptions:
+    plain = {
+        "preset": "tiny", "device": "cpu", "precision": "fp32", "cases": (Case(1, 48, 4),),
+        "trials": 2,
+    }  # fmt: skip
+    return CapsuleBenchOptions(**(plain | given))
+
+
+def test_a_result_holds_all_that_is_named(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    output = tmp_path / "made" / "capsule.json"
+    result = run_capsule_bench(
+        options(output=output, cases=(Case(1, 48, 4), Case(2, 32, 6))), console
+    )
+    assert json.loads(output.read_text()) == result
+    assert (result["device"], result["gpu"]) == ("cpu", "none") and "nothing of a GPU" in result[
+        "note"
+    ]
+    for case in result["cases"]:
+        assert case["trials"] == 2 and case["bit_exact"]
+        assert case["equal"] == dict.fromkeys(WAYS, 2)
+        assert case["file_bytes"] > case["bytes"] > 10_000
+        for name in TIMES:
+            assert 0 < case[name]["p50"] <= case[name]["p99"], name
+        parts = case["prompt_ms"]["p50"] + case["step_tables_ms"]["p50"]
+        assert parts < case["recompute_ms"]["p50"]
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "all of 2" in said and "say nothing of a GPU" in said and result["note"]
+
+
+def test_a_changed_bit_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_copy(store: CapsuleStore, name: str, slot: Tensor) -> HostState:
+        return store.load(name, "main")
+
+    monkeypatch.setattr(CapsuleStore, "copy_to", no_copy)
+    output = tmp_path / "capsule.json"
+    console = Console(file=io.StringIO(), width=100)
+    with pytest.raises(NumericsError, match="equal bits in all 2 trials.*restored 2, forked 0,"):
+        run_capsule_bench(options(output=output), console)
+    case = json.loads(output.read_text())["cases"][0]
+    assert not case["bit_exact"] and case["equal"]["forked"] == 0
+    assert "NOT all of 2" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_tables_that_are_not_made_again_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = []
+
+    def once(tables: StepTables) -> None:
+        if not filled:
+            fill(tables)
+        filled.append(tables)
+
+    fill = StepTables.fill
+    monkeypatch.setattr(StepTables, "fill", once)
+    with pytest.raises(NumericsError, match="recomputed 0"):
+        run_capsule_bench(options(trials=1), Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policy": "pi0"}, r"'policy' of bench capsule: expected one of \['pi05'\], got 'pi0'"),
+        ({"device": "tpu"}, r"'device' of bench capsule: expected one of \['cuda', 'cpu'\]"),
+        ({"trials": 0}, "'trials' of bench capsule: expected 1 to 1,000,000, got 0"),
+        ({"preset": "huge"}, "preset"),
+    ],
+)
+def test_options_are_checked(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        run_capsule_bench(options(**given), Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--help",), 0, "capsule"),
+        (("capsule", "--help"), 0, "rebuilt and restored"),
+        (("capsule", "--trials", "0"), USER_ERROR, "'trials' of bench capsule"),
+        (("capsule", "--device", "tpu"), USER_ERROR, "'device' of bench capsule"),
+        (("decision", "--device", "cpu"), USER_ERROR, "'device' of bench: expected"),
+        (("pi05", "--device", "cpu"), USER_ERROR, "'device' of bench: expected"),
+        (("--device", "cpu"), USER_ERROR, "'device' of bench: expected"),
+        (("pi0",), USER_ERROR, "'policy' of bench: expected"),
+    ],
+)
+def test_commands(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    assert run(lambda: app(["bench", *arguments])) == code
+    captured = capsys.readouterr()
+    assert said in " ".join((captured.out + captured.err).replace("│", " ").split())
