@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import bench_docs  # noqa: E402  (tools/ is no package)
 from toolbox import ToolError  # noqa: E402
 
+from flashrt_core.bench.capsule_command import ROWS, described  # noqa: E402
+from flashrt_core.bench.capsules import CapsuleResult  # noqa: E402
 from flashrt_core.bench.report import describe_run  # noqa: E402
 from test.bench.test_bench import Case, line  # noqa: E402
 
@@ -37,6 +39,14 @@ def bench_result() -> dict[str, Any]:
     cases[0]["other_overlaps"] = {"off": {"replay_ms": {"p50": 9.9}, "stage_ms": {"action": 4.8}}}
     made = describe_run("abc", {"name": "GPU", "driver_version": "580"}, cases)
     return made | {"command": "flashrt bench pi05 --trace"}
+
+
+def capsule_result(device: str = "cuda") -> dict[str, Any]:
+    """Two trials of one case."""
+    found = CapsuleResult(Case(2, 48, 10), device, "bf16", "abc", 10_034_176, 10_036_000, 2)
+    found.times = {name: [30.0, 40.0] for name in (*ROWS.values(), "prompt_ms", "step_tables_ms")}
+    found.equal = dict.fromkeys(found.equal, 2)
+    return described([found], {"name": "GPU"}) | {"command": "flashrt bench capsule"}
 
 
 def precision_result() -> dict[str, Any]:
@@ -68,6 +78,7 @@ def soak_result() -> dict[str, Any]:
 def folder(tmp_path: Path) -> Path:
     """A result folder with every file."""
     made = {"bf16": bench_result(), "precision": precision_result(), "soak": soak_result()}
+    made["capsule"] = capsule_result()
     for name, result in made.items():
         (tmp_path / f"pi05_{name}.json").write_text(json.dumps(result))
     return tmp_path
@@ -121,6 +132,7 @@ def test_an_unknown_block_is_refused(tmp_path: Path) -> None:
         ("bf16", bench_result() | {"cases": [line(Case(1, 48, 10), False)]}, "2 x 48 x 10, got"),
         ("bf16", bench_result() | {"cases": {"a": 1}}, "malformed"),
         ("bf16", bench_result() | {"command": "flashrt bench --preset tiny"}, "got preset tiny"),
+        ("capsule", capsule_result("cpu"), "got the CPU"),
         ("precision", precision_result() | {"command": "x --narrow"}, "got narrow sizes"),
         ("precision", precision_result() | {"command": "x --place=cpu"}, "got the CPU"),
         ("precision", precision_result() | {"place": "cpu"}, "got the CPU"),
@@ -213,6 +225,17 @@ def test_overlaps_of_some_cases_only() -> None:
     for case in result["cases"]:
         case.pop("other_overlaps")
     assert bench_docs.overlap(result).startswith("Not measured yet")
+
+
+def test_capsules_by_case() -> None:
+    result = capsule_result()
+    made = bench_docs.capsules(result)
+    assert "|  | 2 x 48 x 10 |" in made and "| bytes | 10,034,176 |" in made
+    assert "| snapshot, us | 35.0 / 39.5 |" in made
+    assert "| rebuilt over restored | 1.00 |" in made
+    assert "| trials with equal bits | 2 of 2 |" in made
+    result["cases"][0] |= {"bit_exact": False, "equal": {"restored": 2, "forked": 1}}
+    assert "| trials with equal bits | 1 of 2 |" in bench_docs.capsules(result)
 
 
 def test_a_comparison_names_gpu_shape_and_sizes() -> None:

@@ -31,6 +31,7 @@ from result_files import (  # noqa: E402
 )
 from toolbox import Parser, ToolError, run  # noqa: E402
 
+from flashrt_core.bench.capsule_command import ROWS  # noqa: E402
 from flashrt_core.bench.report import draw  # noqa: E402
 from flashrt_core.outputs import check_output, write_text  # noqa: E402
 
@@ -149,6 +150,29 @@ def precision(result: Result) -> str:
     return f"{_wrap(text)}\n\n{_table(columns, rows)}"
 
 
+def capsules(result: Result) -> str:
+    """A line a number, a column a case."""
+    cases = result["cases"]
+    rows = [["bytes", *(f"{case['bytes']:,}" for case in cases)]]
+    for label, name in ROWS.items():
+        times = [case[name] for case in cases]
+        rows.append([label, *(f"{each['p50']:.1f} / {each['p95']:.1f}" for each in times)])
+    ratios = {
+        "rebuilt over restored": "restored_speedup",
+        "tables made again over kept": "recompute_ratio",
+    }
+    for label, name in ratios.items():
+        rows.append([label, *(f"{case[name]:.2f}" for case in cases)])
+    exact = [case["trials"] if case["bit_exact"] else min(case["equal"].values()) for case in cases]
+    counts = [f"{n} of {case['trials']}" for n, case in zip(exact, cases, strict=True)]
+    rows.append(["trials with equal bits", *counts])
+    text = [
+        f"p50 / p95 on an {result['gpu']}; commit {result['commit']}, kernels",
+        f"{result['kernel_library']}, `{result['command']}`.",
+    ]
+    return f"{_wrap(text)}\n\n{_table(['', *(_name(case) for case in cases)], rows)}"
+
+
 def endurance(result: Result) -> str:
     """The soak, in words."""
     grown = result["device_bytes"][-1] - result["device_bytes"][0]
@@ -239,6 +263,7 @@ BLOCKS = {
     "results": Block("pi05_bf16.json", results, "## Results"),
     "overlap": Block("pi05_bf16.json", overlap, "### Overlap, by class of boundary"),
     "layers": Block("pi05_bf16.json", layers, "## A layer, launch by launch"),
+    "capsules": Block("pi05_capsule.json", capsules, "## Capsules"),
     "precision": Block("pi05_precision.json", precision, "## Precision"),
     "endurance": Block("pi05_soak.json", endurance, "## Endurance"),
 }

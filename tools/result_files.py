@@ -19,6 +19,7 @@ FOLDER = "bench/results/h200"
 #: File -> what makes it, from the root of the checkout; its --output follows.
 COMMANDS = {
     "pi05_bf16.json": "flashrt bench pi05 --trace --overlap both",
+    "pi05_capsule.json": "flashrt bench capsule",
     "pi05_precision.json": "python tools/compare_precision.py",
     "pi05_soak.json": "python tools/soak.py",
 }
@@ -57,7 +58,8 @@ def _not_true(result: Result) -> str:
         values[name] = value if equals else after
     if result.get("sizes", "true") != "true" or "--narrow" in values:
         return "narrow sizes"
-    if result.get("place", values.get("--place", "cuda")) != "cuda":
+    places = [result.get(name, values.get(f"--{name}", "cuda")) for name in ("place", "device")]
+    if places != ["cuda", "cuda"]:
         return "the CPU"
     if values.get("--preset", "base") != "base":
         return f"preset {values['--preset']}"

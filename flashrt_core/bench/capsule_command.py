@@ -23,8 +23,8 @@ from .report import describe_run, write_json
 CASES = (Case(2, 48, 10),)
 _CPU = "the CPU device: torch's references in this process; these times say nothing of a GPU"
 _MOST_TRIALS = 1_000_000
-#: Rows of the table: what they are called, and what they show of a case.
-_ROWS = {
+#: Rows of a table of results: what they are called, and what they show of a case.
+ROWS = {
     "snapshot, us": "snapshot_us",
     "restore, us": "restore_us",
     "fork, us": "fork_us",
@@ -122,7 +122,7 @@ def table(result: dict[str, Any]) -> Table:
         name = "{views}x{prompt_tokens}x{horizon}".format(**case)
         view.add_column(f"{name} {case['precision']}", justify="right")
     view.add_row("bytes", *(f"{case['bytes']:,}" for case in cases))
-    for told, name in _ROWS.items():
+    for told, name in ROWS.items():
         view.add_row(told, *(f"{case[name]['p50']:,.1f}" for case in cases))
     view.add_row("rebuilt over restored", *(f"{case['restored_speedup']:.2f}" for case in cases))
     view.add_row("made again over kept", *(f"{case['recompute_ratio']:.3f}" for case in cases))
