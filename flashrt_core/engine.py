@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .capsule import HostState, RegionCopier, slot_specs
-from .capsule_store import CapsuleStore
+from .capsule.state import HostState, RegionCopier, slot_specs
+from .capsule.store import CapsuleStore
 from .contract import Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane

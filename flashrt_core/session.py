@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .capsule import CapsuleInfo, HostState, frozen, with_lineage
+from .capsule.state import CapsuleInfo, HostState, frozen, with_lineage
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError

@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 import bench_docs  # noqa: E402  (tools/ is no package)
 from toolbox import ToolError  # noqa: E402
 
-from flashrt_core.bench.capsule_command import ROWS, described  # noqa: E402
+from flashrt_core.bench.capsule_command import described  # noqa: E402
 from flashrt_core.bench.capsules import CapsuleResult  # noqa: E402
-from flashrt_core.bench.report import describe_run  # noqa: E402
+from flashrt_core.bench.report import CAPSULE_ROWS, describe_run  # noqa: E402
 from test.bench.test_bench import Case, line  # noqa: E402
 
 LAYER = {
@@ -44,7 +44,9 @@ def bench_result() -> dict[str, Any]:
 def capsule_result(device: str = "cuda") -> dict[str, Any]:
     """Two trials of one case."""
     found = CapsuleResult(Case(2, 48, 10), device, "bf16", "abc", 10_034_176, 10_036_000, 2)
-    found.times = {name: [30.0, 40.0] for name in (*ROWS.values(), "prompt_ms", "step_tables_ms")}
+    found.times = {
+        name: [30.0, 40.0] for name in (*CAPSULE_ROWS.values(), "prompt_ms", "step_tables_ms")
+    }
     found.equal = dict.fromkeys(found.equal, 2)
     return described([found], {"name": "GPU"}) | {"command": "flashrt bench capsule"}
 

@@ -30,12 +30,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_core.fidelity.qualification",),
     ("flashrt_core.observations", "flashrt_core.calibration.observer"),
     ("flashrt_core.policies", "flashrt_core.engine", "flashrt_core.session"),
-    (
-        "flashrt_core.calibration.artifact",
-        "flashrt_core.capsule",
-        "flashrt_core.capsule_file",
-        "flashrt_core.capsule_store",
-    ),
+    ("flashrt_core.calibration.artifact", "flashrt_core.capsule"),
     (
         "flashrt_core.devices",
         "flashrt_core.gemm",
@@ -53,7 +48,6 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.fidelity",
         "flashrt_core.contract",
         "flashrt_core.files",
-        "flashrt_core.json_table",
         "flashrt_core.outputs",
         "flashrt_core.precision",
         "flashrt_core.text",

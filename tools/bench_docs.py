@@ -31,8 +31,7 @@ from result_files import (  # noqa: E402
 )
 from toolbox import Parser, ToolError, run  # noqa: E402
 
-from flashrt_core.bench.capsule_command import ROWS  # noqa: E402
-from flashrt_core.bench.report import draw  # noqa: E402
+from flashrt_core.bench.report import CAPSULE_ROWS, draw  # noqa: E402
 from flashrt_core.outputs import check_output, write_text  # noqa: E402
 
 FIGURE = "docs/benchmarks.png"
@@ -154,7 +153,7 @@ def capsules(result: Result) -> str:
     """A line a number, a column a case."""
     cases = result["cases"]
     rows = [["bytes", *(f"{case['bytes']:,}" for case in cases)]]
-    for label, name in ROWS.items():
+    for label, name in CAPSULE_ROWS.items():
         times = [case[name] for case in cases]
         rows.append([label, *(f"{each['p50']:.1f} / {each['p95']:.1f}" for each in times)])
     ratios = {

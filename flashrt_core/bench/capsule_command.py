@@ -18,26 +18,11 @@ from .capsules import CapsuleResult, measure
 from .case import Case
 from .latency import check_options
 from .machine import gpu_state
-from .report import describe_run, write_json
+from .report import CAPSULE_ROWS, describe_run, write_json
 
 CASES = (Case(2, 48, 10),)
 _CPU = "the CPU device: torch's references in this process; these times say nothing of a GPU"
 _MOST_TRIALS = 1_000_000
-#: Rows of a table of results: what they are called, and what they show of a case.
-ROWS = {
-    "snapshot, us": "snapshot_us",
-    "restore, us": "restore_us",
-    "fork, us": "fork_us",
-    "move to the host, us": "to_host_us",
-    "move back, us": "to_device_us",
-    "restore from the host, us": "restore_from_host_us",
-    "write a file, ms": "file_write_ms",
-    "read a file, ms": "file_read_ms",
-    "next action, rebuilt, ms": "rebuild_ms",
-    "next action, restored, ms": "restored_ms",
-    "decision, tables kept, ms": "reuse_ms",
-    "decision, tables made again, ms": "recompute_ms",
-}
 
 
 @dataclass(frozen=True)
@@ -122,7 +107,7 @@ def table(result: dict[str, Any]) -> Table:
         name = "{views}x{prompt_tokens}x{horizon}".format(**case)
         view.add_column(f"{name} {case['precision']}", justify="right")
     view.add_row("bytes", *(f"{case['bytes']:,}" for case in cases))
-    for told, name in ROWS.items():
+    for told, name in CAPSULE_ROWS.items():
         view.add_row(told, *(f"{case[name]['p50']:,.1f}" for case in cases))
     view.add_row("rebuilt over restored", *(f"{case['restored_speedup']:.2f}" for case in cases))
     view.add_row("made again over kept", *(f"{case['recompute_ratio']:.3f}" for case in cases))

@@ -13,6 +13,22 @@ from rich.table import Table
 from ..outputs import whole_file, write_text
 from .machine import command_line, commit, versions
 
+#: Rows of a table of capsules: what they are called, and what they show of a case.
+CAPSULE_ROWS = {
+    "snapshot, us": "snapshot_us",
+    "restore, us": "restore_us",
+    "fork, us": "fork_us",
+    "move to the host, us": "to_host_us",
+    "move back, us": "to_device_us",
+    "restore from the host, us": "restore_from_host_us",
+    "write a file, ms": "file_write_ms",
+    "read a file, ms": "file_read_ms",
+    "next action, rebuilt, ms": "rebuild_ms",
+    "next action, restored, ms": "restored_ms",
+    "decision, tables kept, ms": "reuse_ms",
+    "decision, tables made again, ms": "recompute_ms",
+}
+
 
 def describe_run(
     kernel_library: str, state: Mapping[str, str], cases: Sequence[dict[str, Any]]

@@ -16,8 +16,8 @@ from torch import Tensor
 from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
 from flashrt_core.bench.capsules import WAYS, StepTables
 from flashrt_core.bench.case import Case
-from flashrt_core.capsule import HostState
-from flashrt_core.capsule_store import CapsuleStore
+from flashrt_core.capsule.state import HostState
+from flashrt_core.capsule.store import CapsuleStore
 from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import NumericsError, OptionError
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core.capsule_file import LARGEST, MAGIC, parse
+from flashrt_core.capsule.file import LARGEST, MAGIC, parse
 from flashrt_core.errors import CapsuleError
 from flashrt_core.session import Session
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core import capsule_file
-from flashrt_core.capsule_file import read_capsule, write_capsule
+from flashrt_core.capsule import file as capsule_file
+from flashrt_core.capsule.file import read_capsule, write_capsule
 from flashrt_core.errors import CapsuleError, CapsuleStoreFullError
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
@@ -242,4 +242,11 @@ class TestWhatNoFileHolds:
         image = holder.engine.store.export("mark")
         with pytest.raises(CapsuleError, match="a capsule that a file can hold"):
             write_capsule(replace(image, payload=image.payload[:-1]), tmp_path / "file")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_prompt_longer_than_a_header(self, holder: Session, tmp_path: Path) -> None:
+        image = holder.engine.store.export("mark")
+        long = replace(image, host=replace(image.host, prompt="x" * (1 << 20)))
+        with pytest.raises(CapsuleError, match="a header of at most 1048576 bytes, got 1049"):
+            write_capsule(long, tmp_path / "file")
         assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashrt_core.capsule import Place
+from flashrt_core.capsule.state import Place
 from flashrt_core.engine import Engine
 from flashrt_core.errors import CapsuleError, CapsuleStoreFullError, DeviceError, OptionError
 from flashrt_core.load import LoadOptions, load

@@ -20,7 +20,7 @@ from test.devices.fake_cuda import FakeCuda, Result
 
 OPTIONS = LoadOptions(
     device="cuda", precision="bf16", views=("base_0_rgb",), steps=1, prompt_buckets=(32,),
-    max_sessions=1, capsule_slots=1, prompt="pick up the cup",
+    max_sessions=1, capsule_slots=1, host_slots=1, prompt="pick up the cup",
     extra={"vision_depth": 1, "trunk_depth": 1, "expert_depth": 1},
 )  # fmt: skip
 #: Calls that give something back: where they fail there is nothing to be done.

@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from .capsule import Array, CapsuleImage, CapsuleInfo, HostState, Part
-from .contract import DType, ShapeKey
-from .errors import CapsuleError
-from .files import LFS_POINTER, LFS_REMEDY, local_path
-from .fingerprint import Fingerprint
-from .freshness import Lineage
-from .json_table import Fields, MalformedError
+from ..contract import DType, ShapeKey
+from ..errors import CapsuleError
+from ..files import LFS_POINTER, LFS_REMEDY, local_path
+from ..fingerprint import Fingerprint
+from ..freshness import Lineage
+from .fields import Fields, MalformedError
+from .state import Array, CapsuleImage, CapsuleInfo, HostState, Part
 
 # The first byte is no text, and a copy that "corrects" line ends damages the last ones.
 MAGIC, VERSION = b"\x89FRTC\r\n\n", 1
@@ -143,8 +143,9 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
     except (MalformedError, TypeError, ValueError) as error:  # ValueError: text that is no Unicode
         raise CapsuleError(what, expected="a capsule that a file can hold", got=error) from error
     size = _PREFIX.size + len(header) + end + _DIGEST
-    if len(header) > _LARGEST_HEADER or size > LARGEST:
-        raise CapsuleError(what, expected=f"at most {LARGEST} bytes", got=f"{size} bytes")
+    for place, found, most in (("header", len(header), _LARGEST_HEADER), ("file", size, LARGEST)):
+        if found > most:
+            raise CapsuleError(what, expected=f"a {place} of at most {most} bytes", got=found)
     pieces = [_PREFIX.pack(MAGIC, VERSION, len(header), size), header, content]
     digest = hashlib.sha256()
     for piece in pieces:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from .capsule import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier
-from .capsule_file import read_capsule, write_capsule
-from .contract import Contract, ShapeKey, Update
-from .devices import Device
-from .devices.base import NUMPY_DTYPES
-from .errors import CapsuleError, CapsuleStoreFullError
-from .fingerprint import Fingerprint
-from .text import check_text
+from ..contract import Contract, ShapeKey, Update
+from ..devices import Device
+from ..devices.base import NUMPY_DTYPES
+from ..errors import CapsuleError, CapsuleStoreFullError
+from ..fingerprint import Fingerprint
+from ..text import check_text
+from .file import read_capsule, write_capsule
+from .state import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier
 
 _OPTION = {Place.DEVICE: "capsule_slots", Place.HOST: "host_slots"}
 

@@ -2,7 +2,7 @@
 
 A capsule holds the bytes of every region of the contract for one shape, and the host's part of the
 session (prompt, decision index, lineage). It belongs to one plan. What it is made of is here; where
-capsules are kept is in capsule_store.py, how they become files in capsule_file.py. Source: paper
+capsules are kept is in store.py, how they become files in file.py. Source: paper
 section 3.4.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from .contract import BufferSpec, Contract, DType, RegionSpec, Role, ShapeKey
-from .devices import Device
-from .fingerprint import Fingerprint
-from .freshness import Lineage
+from ..contract import BufferSpec, Contract, DType, RegionSpec, Role, ShapeKey
+from ..devices import Device
+from ..fingerprint import Fingerprint
+from ..freshness import Lineage
 
 Array = np.ndarray[Any, Any]
 
