@@ -54,6 +54,7 @@ PARAMETERS: dict[str, Any] = {
 }
 CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
 ACTIVATE, DEACTIVATE = Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEACTIVATE
+_MATCHING_S = 0.3
 _numbers = itertools.count(1)
 
 
@@ -237,6 +238,9 @@ class Robot:
             )
             self._publishers[topic] = publisher
             wait_until(lambda: publisher.get_subscription_count() > 0, what=f"a reader of {topic}")
+            # The reader learns of the writer a moment after the writer of the reader; a message
+            # before that would be lost, and a test may have one only.
+            time.sleep(_MATCHING_S)
         message.header.stamp = stamps.time_message(self.now_ns() if stamp_ns is None else stamp_ns)
         publisher.publish(message)
         return message
