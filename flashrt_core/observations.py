@@ -19,6 +19,8 @@ from .session import SEEDS
 Array = np.ndarray[Any, Any]
 Sample = tuple[str, Observation]  # prompt and observation
 
+#: What numpy raises on a file that is none of its own, cut short or of absurd sizes.
+_UNREADABLE = (OSError, ValueError, EOFError, MemoryError, OverflowError, zipfile.BadZipFile)
 _PROMPTS = ("pick up the red block", "open the upper drawer slowly", "wipe the table")
 _CAMERA = (240, 320)  # pixels of a made-up camera image: not the network's size
 
@@ -58,7 +60,7 @@ def read_observations(path: Path, views: tuple[str, ...]) -> Iterator[Sample]:
     """
     try:
         file = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError(
             f"observations {str(path)!r}", expected="a readable .npz file", got=reason
@@ -110,10 +112,17 @@ def _arrays(file: Any, path: Path, views: tuple[str, ...]) -> dict[str, Array]:
     names = wanted + (["state"] if "state" in file.files else [])
     try:
         arrays = {name: file[name] for name in names}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise OptionError(
             f"observations {str(path)!r}", expected="plain arrays", got=str(error)
         ) from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy hands out bytes that are no array as they are
+            raise OptionError(
+                f"array {name!r} of observations {str(path)!r}",
+                expected="an array",
+                got=f"{len(array)} other bytes",
+            )
     count = len(arrays["prompt"]) if arrays["prompt"].ndim == 1 else 0
     for name, array in arrays.items():
         kind, dims = ("U", 1) if name == "prompt" else ("f", 2) if name == "state" else ("u", 4)

@@ -117,6 +117,22 @@ class Precision:
         return "; ".join(parts)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a line that stands twice: a mapping keeps the first's place and the second's value,
+    which no reader of the file would guess.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} stands twice", key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def read_precision(
     value: str | Path, sites: Mapping[str, Site], presets: Mapping[str, Mapping[str, Any]]
 ) -> Precision:
@@ -140,11 +156,11 @@ def read_precision(
         )
     path = local_path(_WHERE, value, OptionError)
     try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+        table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506: a safe loader
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "text that is not UTF-8"
         raise OptionError(_WHERE, expected="a readable file", got=f"{reason}: {text!r}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise OptionError(_WHERE, expected="YAML", got=f"{error} in {text!r}") from error
     return _parse(table, repr(text), sites)
 

@@ -55,7 +55,7 @@ def headline(result: Result) -> str:
     ]
     peers = {row["path"]: row for row in light.get("peers", ())}
     times = [
-        f"{row['ms']['p50']:.0f} ms {words} ({row['ratio_to_replay']:.1f} times)"
+        f"{row['ms']['p50']:.0f} ms {words} ({row['ratio_to_call']:.1f} times the call)"
         for path, words in _PATHS.items()
         if (row := peers.get(path))
     ]
@@ -98,8 +98,9 @@ def results(result: Result) -> str:
         ]
         for case in result["cases"]
     ]
+    notes = "".join(f"{_wrap([note])}\n\n" for note in result.get("notes", ()))
     return (
-        f"{_wrap([head])}\n\n```\n{result['command']}\n```\n\n"
+        f"{_wrap([head])}\n\n```\n{result['command']}\n```\n\n{notes}"
         f"![One decision on the GPU, by case](benchmarks.png)\n\n{_table(columns, rows)}"
     )
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import FlashRTError, OptionError
 from ..files import local_path
 from ..fingerprint import Fingerprint, sha256_of
+from ..outputs import write_text
 from ..precision import Precision, Site
 
 FORMAT, VERSION = "flashrt calibration", 1
@@ -92,19 +93,9 @@ class Calibration:
                 target.copy_(target.new_tensor(scales))
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all; OptionError where that is not possible."""
+        """Write the file, whole or not at all; OutputError where that is not possible."""
         text = json.dumps({**self._document(), "sha256": self.digest}, indent=1)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(text + "\n", encoding="utf-8")
-            part.replace(path)
-        except OSError as error:
-            if part.exists():
-                part.unlink()
-            raise OptionError(
-                "option '--output'", expected="a file that can be written", got=error
-            ) from error
+        write_text(text + "\n", path, "calibration")
 
     def _document(self) -> dict[str, Any]:
         return {
@@ -203,7 +194,7 @@ def read_calibration(path: Path) -> Calibration:
             percentile=float(document["percentile"]),
             sites={str(name): _range(value) for name, value in document["sites"].items()},
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         got = f"a malformed one ({type(error).__name__}: {error})"
         raise _error("a file as flashrt calibrate writes it", got, path, _AGAIN) from error
     if found.method not in METHODS:
@@ -246,7 +237,7 @@ def _load(path: Path) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise _error("a calibration file", "an unknown format", path, _AGAIN) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # JSON's own, and numbers of thousands of digits
         cut = text.lstrip().startswith("{") and not text.rstrip().endswith("}")
         got = f"a truncated file of {len(text)} characters" if cut else f"no JSON: {error}"
         raise _error("a whole JSON file", got, path, _AGAIN) from error

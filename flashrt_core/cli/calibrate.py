@@ -32,6 +32,7 @@ Npz = Annotated[Path | None, option("File of observations (docs/numerics.md).")]
 Bag = Annotated[Path | None, option("rosbag2 of the robot; with --params.")]
 Params = Annotated[Path | None, option("Parameter file of the node, which says what topics mean.")]
 MadeUp = Annotated[int | None, option("So many made-up observations: for trials only.", 1)]
+Place = Annotated[str, option("cpu, or reference_cuda: torch computes it on a GPU.")]
 Limit = Annotated[int | None, option("At most so many observations.", 1)]
 Seed = Annotated[int, option("Seed of made-up observations.", 0)]
 Method = Annotated[str, option("Scales from the largest number (amax) or a percentile.")]
@@ -39,7 +40,11 @@ Percentile = Annotated[float, option("Which percentile.")]
 Output = Annotated[Path | None, option("File; none: where loading the plan looks.")]
 
 
-@takes_plan(without=("calibration", "camera_bytes"), precision={"default": "fp8"})
+@takes_plan(
+    without=("calibration", "camera_bytes"),
+    precision={"default": "fp8"},
+    device={"annotation": Place},
+)
 def calibrate_command(
     options: LoadOptions,
     npz: Npz = None,
@@ -47,7 +52,7 @@ def calibrate_command(
     params: Params = None,
     made_up: MadeUp = None,
     limit: Limit = None,
-    seed: Seed = 0,
+    seed: Seed = 1,
     method: Method = "amax",
     percentile: Percentile = 99.99,
     output: Output = None,

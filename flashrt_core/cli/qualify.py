@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ..fidelity.qualification import Error, Gates, Report, gates_for, qualify
-from ..load import LoadOptions, calibration_of, configuration, load, precision_of, qualifier
+from ..load import (
+    LoadOptions,
+    calibration_of,
+    configuration,
+    describe,
+    load,
+    precision_of,
+    qualifier,
+)
 from ..observations import Sample, made_up_observations, read_observations
 from ..outputs import check_figure
 from ..policies.base import Processor
@@ -62,6 +70,10 @@ def qualify_command(
     }
     plans = [replace(whole, precision=name.strip()) for name in str(whole.precision).split(",")]
     gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
+    if len(plans) > 1:  # what the last one lacks is said before the first one's minutes
+        for missing in (describe(plan).missing for plan in plans):
+            if missing is not None:
+                raise missing
 
     def samples(processor: Processor) -> Iterable[Sample]:
         if npz is not None:

@@ -40,7 +40,9 @@ def bag_observations(path: Path, params: Path, limit: int | None = None) -> Iter
     refusals: list[Refusal] = []
     with Bag(path) as bag:
         routes = bag.routes(file.inputs, params)
-        rate = limit / max(bag.seconds, 1e-3) if limit else file.config.rate_hz or 1.0
+        rate = file.config.rate_hz or 1.0
+        if limit:  # fewer than the node would have made, never more
+            rate = min(rate, limit / max(bag.seconds, 1e-3))
         ingest = Ingest(file.config, lambda _, refusal: refusals.append(refusal))
         types = {needed.name: needed.msgtype for needed in file.inputs}
         offered: dict[str, Message] = {}

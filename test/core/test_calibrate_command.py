@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,44 @@ def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "run flashrt calibrate pi05 --checkpoint random:0 --precision fp8 --steps 2" in err
     code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8")
     assert code == 0 and "not loadable like this: option 'calibration'" in out
+
+
+def test_what_a_later_plan_lacks_is_said_before_the_first_is_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qualify_module, "compare", lambda *_: pytest.fail("compared"))
+    code, _, err = call(capsys, "qualify", "pi05", "--precision", "bf16,fp8", *FEW)
+    assert code == USER_ERROR and "run flashrt calibrate pi05" in err
+
+
+def test_a_first_calibration_and_a_first_comparison_share_no_observation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(capsys, "calibrate", "pi05", "--made-up", "2", *FEW)[0] == 0
+    code, _, err = call(
+        capsys, "qualify", "pi05", "--precision", "fp8", "--decisions", "1", *FEW,
+        *("--min-cosine", "0.5", "--max-error", "9", "--max-stage-error", "9"),
+    )  # fmt: skip
+    assert code == 0, err
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    arguments = ["calibrate", "pi05", "--made-up", "1", *FEW, "--output"]
+    assert call(capsys, *arguments, str(link))[0] == 0
+    assert link.is_symlink() and read_calibration(target).digest
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert call(capsys, *arguments, str(pipe))[0] == 0
+        assert os.read(reader, 1 << 16).startswith(b"{") and pipe.is_fifo()
+    finally:
+        os.close(reader)
 
 
 def test_made_up_observations_are_said_to_be(

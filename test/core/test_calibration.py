@@ -34,6 +34,7 @@ from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.op import Lane
 from flashrt_core.load import LoadOptions, calibrate_command, load
 from flashrt_core.observations import made_up_observations
+from flashrt_core.outputs import OutputError
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format, Precision, Site
 
@@ -215,7 +216,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OptionError, match="option '--output': expected a file that can be written"):
+    with pytest.raises(OutputError, match="calibration '.*scales.json' cannot be written"):
         FOUND.write(tmp_path / "file" / "scales.json")
 
 

@@ -78,6 +78,10 @@ def test_a_table_is_a_plan_like_a_preset(tmp_path: Path) -> None:
             "base: bf16\nsites: {'*': fp8}",
             "bf16 or w8a16 for eye.in with base bf16 .*got fp8; add the line 'eye.in: bf16'",
         ),
+        ("base: bf16\nbase: fp32", "expected YAML, got 'base' stands twice"),
+        ("base: bf16\nsites: {'*': bf16, last: bf16, '*': fp8}", "'.' stands twice"),
+        ("base: 2020-99-99", "expected YAML, got month must be"),
+        ("base: " + "[" * 5000, "expected YAML"),
     ],
 )
 def test_tables_that_are_no_plan(tmp_path: Path, text: str, message: str) -> None:
