@@ -231,19 +231,28 @@ class Robot:
         self, topic: str, message: Any, stamp_ns: int | None = None, qos: Any = None
     ) -> Any:
         """Publish with ``stamp_ns`` (default now) on a topic of the namespace."""
-        publisher = self._publishers.get(topic)
-        if publisher is None:
-            publisher = self.node.create_publisher(
-                type(message), topic, qos or qos_profile_sensor_data
-            )
-            self._publishers[topic] = publisher
-            wait_until(lambda: publisher.get_subscription_count() > 0, what=f"a reader of {topic}")
-            # The reader learns of the writer a moment after the writer of the reader; a message
-            # before that would be lost, and a test may have one only.
-            time.sleep(_MATCHING_S)
+        self._connect({topic: type(message)}, qos)
+        publisher = self._publishers[topic]
         message.header.stamp = stamps.time_message(self.now_ns() if stamp_ns is None else stamp_ns)
         publisher.publish(message)
         return message
+
+    def _connect(self, kinds: Mapping[str, Any], qos: Any = None) -> None:
+        """Create the publishers that there are not yet, and wait until they are heard."""
+        new = {topic: kind for topic, kind in kinds.items() if topic not in self._publishers}
+        for topic, kind in new.items():
+            self._publishers[topic] = self.node.create_publisher(
+                kind, topic, qos or qos_profile_sensor_data
+            )
+        for topic in new:
+            publisher = self._publishers[topic]
+            wait_until(
+                lambda p=publisher: p.get_subscription_count() > 0, what=f"reader of {topic}"
+            )
+        if new:
+            # The reader learns of the writer a moment after the writer of the reader; a message
+            # before that would be lost, and a test may have one only.
+            time.sleep(_MATCHING_S)
 
     def publish_bytes(self, topic: str, data: bytes) -> None:
         """Publish bytes as they are, on a topic that :meth:`publish` was used for."""
@@ -251,6 +260,7 @@ class Robot:
 
     def feed(self, *topics: str) -> None:
         """Publish good messages on exactly these topics, 30 a second."""
+        self._connect({topic: type(self.good(topic)) for topic in topics})
         for topic in topics:
             self.publish(topic, self.good(topic))
         self.feeding = set(topics)

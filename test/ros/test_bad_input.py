@@ -86,8 +86,8 @@ def test_refused_with_a_reason(
     robot: Robot, topic: str, make: Callable[[], Any], reason: str, text: str
 ) -> None:
     key = f"refused.{reason}"
-    wait_until(lambda: robot.part("decisions") and robot.part(f"input {topic}"))
-    before, misses = robot.part(f"input {topic}"), robot.part("decisions")["stale"]
+    misses = robot.fresh_part("decisions")["stale"]
+    before = robot.part(f"input {topic}")
     # A file that is whole but does not decode is found out when a decision wants it, so nothing
     # better may come until one did.
     robot.feed(*({"front", "wrist", "joints"} - {topic}))
