@@ -231,13 +231,13 @@ class Robot:
         self, topic: str, message: Any, stamp_ns: int | None = None, qos: Any = None
     ) -> Any:
         """Publish with ``stamp_ns`` (default now) on a topic of the namespace."""
-        self._connect({topic: type(message)}, qos)
+        self.connect({topic: type(message)}, qos)
         publisher = self._publishers[topic]
         message.header.stamp = stamps.time_message(self.now_ns() if stamp_ns is None else stamp_ns)
         publisher.publish(message)
         return message
 
-    def _connect(self, kinds: Mapping[str, Any], qos: Any = None) -> None:
+    def connect(self, kinds: Mapping[str, Any], qos: Any = None) -> None:
         """Create the publishers that there are not yet, and wait until they are heard."""
         new = {topic: kind for topic, kind in kinds.items() if topic not in self._publishers}
         for topic, kind in new.items():
@@ -260,7 +260,7 @@ class Robot:
 
     def feed(self, *topics: str) -> None:
         """Publish good messages on exactly these topics, 30 a second."""
-        self._connect({topic: type(self.good(topic)) for topic in topics})
+        self.connect({topic: type(self.good(topic)) for topic in topics})
         for topic in topics:
             self.publish(topic, self.good(topic))
         self.feeding = set(topics)
