@@ -156,7 +156,7 @@ def read_precision(
         )
     path = local_path(_WHERE, value, OptionError)
     try:
-        table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506: a safe loader
+        table = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "text that is not UTF-8"
         raise OptionError(_WHERE, expected="a readable file", got=f"{reason}: {text!r}") from error

@@ -70,19 +70,6 @@ def totals(kernels: list[KernelTime]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["total_us"])
 
 
-def period_us(kernels: list[KernelTime], name: str, each: int) -> float:
-    """Mean microseconds from a start of ``name`` to its start ``each`` calls later, over ``each``.
-
-    The time of one layer, when ``name`` runs once a layer.
-    """
-    starts = [kernel.start_us for kernel in kernels if kernel.name == name]
-    spans = [
-        (after - before) / each
-        for before, after in zip(starts[:-each:each], starts[each::each], strict=False)
-    ]
-    return sum(spans) / len(spans) if spans else float("nan")
-
-
 def _is_copy(name: str) -> bool:
     return name.startswith(("Memcpy", "Memset"))
 

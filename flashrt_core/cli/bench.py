@@ -10,7 +10,11 @@ from typer.core import TyperGroup
 
 from ..devices.overlap import DEFAULT
 from ..terminal import terminal_or_file
+from .options import Checkpoint, PolicyName, Precision, option
 
+Sizes = Annotated[str, option("Sizes: base or tiny.")]
+Cases = Annotated[str, option("views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")]
+Output = Annotated[Path | None, option("JSON file.")]
 _DECISION, _HELP = "decision", ("--help",)
 
 
@@ -32,16 +36,12 @@ bench_app = typer.Typer(
 
 @bench_app.command(_DECISION)
 def bench_command(
-    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
-    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
-    checkpoint: Annotated[
-        str, typer.Option(help="random:<seed>, outliers:<seed> or a path.")
-    ] = "random:0",
+    policy: PolicyName = "pi05",
+    preset: Sizes = "base",
+    checkpoint: Checkpoint = "random:0",
     device: Annotated[str, typer.Option(help="cuda.")] = "cuda",
-    precision: Annotated[str, typer.Option(help="Precision plan.")] = "bf16",
-    cases: Annotated[
-        str, typer.Option(help="views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")
-    ] = "",
+    precision: Precision = "bf16",
+    cases: Cases = "",
     samples: Annotated[int, typer.Option(help="Timed decisions a case.")] = 200,
     overlap: Annotated[
         str,
@@ -64,7 +64,7 @@ def bench_command(
         str,
         typer.Option(help="eager, compiled_graph (minutes of compiling a case); empty: both."),
     ] = "",
-    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+    output: Output = None,
     figure: Annotated[Path | None, typer.Option(help="File: .png, .pdf, .svg, ...")] = None,
 ) -> None:
     """Whole decisions, the default: graph replay, call from images to actions, kernels."""
@@ -94,18 +94,14 @@ def bench_command(
 
 @bench_app.command("capsule")
 def capsule_command(
-    policy: Annotated[str, typer.Argument(help="Policy, by registry name.")] = "pi05",
-    preset: Annotated[str, typer.Option(help="Sizes: base or tiny.")] = "base",
-    checkpoint: Annotated[
-        str, typer.Option(help="random:<seed>, outliers:<seed> or a path.")
-    ] = "random:0",
+    policy: PolicyName = "pi05",
+    preset: Sizes = "base",
+    checkpoint: Checkpoint = "random:0",
     device: Annotated[str, typer.Option(help="cuda, or cpu for its checks of bits.")] = "cuda",
-    precision: Annotated[str, typer.Option(help="Precision plan.")] = "bf16",
-    cases: Annotated[
-        str, typer.Option(help="views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")
-    ] = "2x48x10",
+    precision: Precision = "bf16",
+    cases: Cases = "2x48x10",
     trials: Annotated[int, typer.Option(help="How often each is timed and compared.")] = 64,
-    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+    output: Output = None,
 ) -> None:
     """Capsules: snapshot, restore, fork, host, files; the next action rebuilt and restored.
 

@@ -324,12 +324,6 @@ class CudaDevice:
         self._arena = None
         self.launcher.memory = (0, 0)
 
-    def timed_replay_ms(self, program: Program) -> float:
-        """Replay once; GPU milliseconds of the whole graph, by its first and last event."""
-        self.replay(program)
-        own = self._own(program)
-        return float(self.driver.call("cuEventElapsedTime", own.events[0], own.events[-1]))
-
     def _on_host(self, buffer: Tensor) -> bool:
         return self._pinned is not None and self._pinned.holds(buffer.data_ptr())
 
