@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,37 @@ def test_only_a_whole_run_without_findings_is_clean(
     finding = check_gpu.read_output("memcheck", output, code, 8, 4.0)
     assert (finding.clean, finding.errors) == (clean, errors)
     assert bool(finding.output) != clean
+
+
+@pytest.mark.parametrize("ended", ["late", "interrupted"])
+def test_no_test_goes_on_when_the_tool_is_ended(
+    ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    sanitizer = tmp_path / "sanitizer"  # starts a process of its own, like the true one
+    sanitizer.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {child}\nwait\n")
+    sanitizer.chmod(0o755)
+    waits = subprocess.Popen.communicate
+
+    def communicate(self: subprocess.Popen[str], timeout: float | None = None) -> tuple[str, str]:
+        if timeout is None:
+            return waits(self)
+        while not child.exists() or not child.read_text().strip():
+            time.sleep(0.01)
+        if ended == "interrupted":
+            raise KeyboardInterrupt
+        return waits(self, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    if ended == "interrupted":
+        with pytest.raises(KeyboardInterrupt):
+            check_gpu.run("memcheck", str(sanitizer), [], 0.2)
+    else:
+        assert "ended after 0 s" in check_gpu.run("memcheck", str(sanitizer), [], 0.2).output
+    number = int(child.read_text())
+    state = Path(f"/proc/{number}/stat")
+    for _ in range(500):  # until the kernel has ended it; init may leave it a zombie for a while
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] in "ZX":
+            return
+        time.sleep(0.01)
+    pytest.fail(f"process {number} goes on")

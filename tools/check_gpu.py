@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -158,6 +159,11 @@ def run(tool: str, sanitizer: str, tests: list[str], timeout: float) -> Finding:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output = process.communicate()[0] + f"\nended after {timeout:.0f} s"
+        finally:
+            # The tests are children of the tool: without it they would go on, on the GPU too.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     code = process.returncode
     return read_output(tool, output, code, len(tests), time.monotonic() - began)
 

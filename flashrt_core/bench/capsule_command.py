@@ -17,7 +17,7 @@ from ..outputs import check_output
 from .capsules import CapsuleResult, measure
 from .case import Case
 from .latency import check_options
-from .machine import gpu_state
+from .machine import gpu_state, require_idle_gpu
 from .report import CAPSULE_ROWS, describe_run, write_json
 
 CASES = (Case(2, 48, 10),)
@@ -52,7 +52,7 @@ def run_capsule_bench(options: CapsuleBenchOptions, console: Console) -> dict[st
     Raises:
         OptionError: an option that is unknown or out of range.
         WeightsError: no such checkpoint.
-        DeviceError: no usable GPU.
+        DeviceError: no usable GPU, or a busy one.
         NumericsError: some way to the next action changed a bit; the file tells which.
         OutputError: a file could not be written although that was tried before.
     """
@@ -64,6 +64,8 @@ def run_capsule_bench(options: CapsuleBenchOptions, console: Console) -> dict[st
         device=options.device,
         precision=options.precision,
     )
+    if options.device == "cuda":
+        require_idle_gpu()
     found, state = [], {}
     for case in options.cases:
         found.append(measure(case, plan, options.trials))

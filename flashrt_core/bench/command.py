@@ -15,7 +15,7 @@ from ..errors import NumericsError, OptionError
 from ..outputs import check_figure, check_output
 from .case import CASES, Case
 from .latency import Bench, CaseResult, check_options
-from .machine import gpu_only
+from .machine import gpu_only, require_idle_gpu
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, peer_lines, table, write_json
 
@@ -72,7 +72,7 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     Raises:
         OptionError: an option that is unknown or out of range.
         WeightsError: no such checkpoint.
-        DeviceError: no usable GPU, or no peer.
+        DeviceError: no usable GPU, a busy one, or no peer.
         NumericsError: overlap changed a bit.
         OutputError: a file could not be written although that was tried before.
     """
@@ -82,6 +82,7 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=options.precision)
     try:
         with gpu_only(_INSTEAD):
+            require_idle_gpu()
             lines = _measure(bench, options, cases)
     finally:
         bench.close()

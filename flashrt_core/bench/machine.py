@@ -31,6 +31,7 @@ _PACKAGES = (
     "transformers",
 )
 _QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
+_BUSY, _IDLE_PERCENT = "utilization.gpu", 5
 
 
 @contextmanager
@@ -61,9 +62,29 @@ def versions() -> dict[str, str]:
 
 def gpu_state() -> dict[str, str]:
     """Name, driver, clocks and power limit of the first GPU, as nvidia-smi tells; else empty."""
+    return _query_gpu(_QUERY)
+
+
+def require_idle_gpu() -> None:
+    """DeviceError while other programs keep the first GPU busy: every time would be wrong.
+
+    To be called before this process runs anything on it. Without nvidia-smi nothing is known, and
+    nothing is refused.
+    """
+    used = re.match(r"\d+", _query_gpu(_BUSY).get(_BUSY, ""))
+    if used and int(used[0]) > _IDLE_PERCENT:
+        raise DeviceError(
+            "the GPU before measuring",
+            expected=f"idle: at most {_IDLE_PERCENT} % of the time in use",
+            got=f"{used[0]} %",
+            remedy="end the other programs that run on it (nvidia-smi lists them)",
+        )
+
+
+def _query_gpu(names: str) -> dict[str, str]:
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader", "--id=0"],
+            ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader", "--id=0"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -72,7 +93,7 @@ def gpu_state() -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}  # no such tool: the numbers stand without it
     values = [value.strip() for value in done.stdout.strip().split(",")]
-    return dict(zip(_QUERY.split(","), values, strict=False))
+    return dict(zip(names.split(","), values, strict=False))
 
 
 def command_line(program: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from flashrt_core.bench import command, latency, machine, peer_lerobot
+from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
 from flashrt_core.bench.case import Case, parse_cases
 from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.layers import layer_traces
@@ -336,3 +337,32 @@ def test_a_commit_is_that_of_this_package_alone(
     assert machine.commit() == ours.stdout.strip()
     installed.write_text("changed")
     assert machine.commit() == ours.stdout.strip() + "-dirty"
+
+
+@pytest.mark.parametrize(("used", "busy"), [("100 %", True), ("6 %", True), ("5 %", False)])
+def test_a_busy_gpu_is_not_measured_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str, busy: bool
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{used}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if not busy:
+        machine.require_idle_gpu()
+        return
+    for measure in (run_bench_once, run_capsules_once):
+        with pytest.raises(DeviceError, match=f"idle: at most 5 %.*got {used}.*end the other"):
+            measure()
+
+
+def run_bench_once() -> None:
+    run_bench(BenchOptions(cases=(LIGHT,)), Console(file=io.StringIO()))
+
+
+def run_capsules_once() -> None:
+    run_capsule_bench(CapsuleBenchOptions(cases=(LIGHT,)), Console(file=io.StringIO()))
+
+
+def test_without_nvidia_smi_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    machine.require_idle_gpu()
