@@ -30,6 +30,12 @@ def test_every_beginning_selects_a_test() -> None:
         check_gpu.select(chosen, ("test_gone[1]",))
 
 
+def test_racecheck_leaves_out_only_what_is_named() -> None:
+    left_out = set(check_gpu.picked("memcheck")) - set(check_gpu.picked("racecheck"))
+    assert left_out == set(check_gpu.NOT_RACED)
+    assert check_gpu.picked("memcheck") == check_gpu.PICKED
+
+
 def test_a_missing_pytest_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolbox, "find_spec", lambda name: None)
     with pytest.raises(ToolError, match=r"\Apackages: expected pytest.*make setup-gpu[^\n]*\Z"):

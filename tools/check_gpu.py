@@ -56,6 +56,13 @@ PICKED = (
     "test_expert_ops[64]",
     "test_ends_of_a_step[10]",
 )
+#: Of these, what racecheck does not run: it looks at shared memory, where cuBLASLt's kernels work
+#: and ours do not, and under it those do not come to their end.
+NOT_RACED = (
+    "test_linear_adds_a_table_to_every_run",
+    "test_geglu_linear[33-512-192]",
+    "test_geglu_linear[10-160-64]",
+)
 TOOLS = ("memcheck", "racecheck", "initcheck")
 #: Kernels of which racecheck may warn, and why. A warning is no error of the tool: it says that a
 #: hazard may be intended. One thread sets up an mbarrier and arrives at it; the compiler issues the
@@ -100,6 +107,11 @@ def select(collected: list[str], picked: tuple[str, ...] = PICKED) -> list[str]:
                 f"no test begins with {beginning!r}", remedy="see PICKED in tools/check_gpu.py"
             )
     return [name for name, short in names.items() if short.startswith(picked)]
+
+
+def picked(tool: str) -> tuple[str, ...]:
+    """Beginnings of the test ids that a tool runs."""
+    return tuple(one for one in PICKED if tool != "racecheck" or one not in NOT_RACED)
 
 
 def read_output(tool: str, output: str, code: int, expected: int, seconds: float) -> Finding:
@@ -192,12 +204,13 @@ def main() -> int:
     options = parser.parse_args()
     toolbox.require_gpu("run it on a machine with a GPU")
     sanitizer = find_sanitizer()
-    tests = select(collect(), tuple(options.pick or PICKED))
-    findings = []
+    collected, findings = collect(), []
+    tests = select(collected, tuple(options.pick or PICKED))
     for tool in options.tool or TOOLS[:2]:
-        findings.append(run(tool, sanitizer, tests, options.timeout))
+        chosen = tests if options.pick else select(collected, picked(tool))
+        findings.append(run(tool, sanitizer, chosen, options.timeout))
         one = findings[-1]
-        print(f"{tool}: {one.tests} of {len(tests)} tests, {one.errors} errors, {one.seconds} s")
+        print(f"{tool}: {one.tests} of {len(chosen)} tests, {one.errors} errors, {one.seconds} s")
         print("".join(f"  warned of {kernel}\n" for kernel in one.warned), end="")
         print(one.output, end="", flush=True)
     report = {

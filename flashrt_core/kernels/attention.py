@@ -56,7 +56,7 @@ _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
 
 
 #: 64 queries and six frames of 64 keys or values, and their barriers.
-_SHARED_KV_SM90_SHARED = 7 * 64 * 256 * 2 + 13 * 8
+_SHARED_KV_SM90_SHARED = 7 * 64 * 256 * 2 + 14 * 8
 
 
 def _shared_kv_sm90(
