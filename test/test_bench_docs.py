@@ -51,6 +51,15 @@ def capsule_result(device: str = "cuda") -> dict[str, Any]:
     return described([found], {"name": "GPU"}) | {"command": "flashrt bench capsule"}
 
 
+def low_bit_result() -> dict[str, Any]:
+    """A run of two plans, one of them qualified."""
+    wide, narrow = line(Case(2, 48, 10), False), line(Case(2, 48, 10), False)
+    found = {"cosine_mean": 0.99961, "cosine_min_row": 0.9981, "pairs": 64}
+    narrow |= {"precision": "fp8", "calibration": "c" * 64, "fidelity": found}
+    made = describe_run("abc", {"name": "GPU", "driver_version": "580"}, [narrow, wide])
+    return made | {"command": "flashrt bench pi05 --precision fp8,bf16"}
+
+
 def precision_result() -> dict[str, Any]:
     """One way on one kind of weights."""
     errors = {
@@ -80,7 +89,7 @@ def soak_result() -> dict[str, Any]:
 def folder(tmp_path: Path) -> Path:
     """A result folder with every file."""
     made = {"bf16": bench_result(), "precision": precision_result(), "soak": soak_result()}
-    made["capsule"] = capsule_result()
+    made |= {"capsule": capsule_result(), "fp8": low_bit_result()}
     for name, result in made.items():
         (tmp_path / f"pi05_{name}.json").write_text(json.dumps(result))
     return tmp_path
@@ -116,6 +125,13 @@ def test_a_block_without_a_file_says_so(name: str, tmp_path: Path) -> None:
     heading, file = bench_docs.BLOCKS[name].heading, bench_docs.BLOCKS[name].file
     assert f"ot measured yet: there is no `bench/results/h200/{file}`" in made
     assert heading in made and "old" not in made and not re.search(r"\d ms", made)
+
+
+def test_plans_of_8_bits_stand_beside_those_of_16(folder: Path) -> None:
+    made = bench_docs.fill(block("low_bit"), folder)
+    narrow, wide = (text for text in made.splitlines() if text.startswith("| 2 x 48 x 10"))
+    assert "| fp8 |" in narrow and "0.99961 / 0.99810 (64 pairs)" in narrow
+    assert "`cccccccccccc`" in narrow and wide.rstrip(" |").endswith("22.2")
 
 
 def test_an_unknown_block_is_refused(tmp_path: Path) -> None:

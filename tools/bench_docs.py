@@ -150,6 +150,36 @@ def precision(result: Result) -> str:
     return f"{_wrap(text)}\n\n{_table(columns, rows)}"
 
 
+def low_bit(result: Result) -> str:
+    """Plans of 8 bits beside those of 16 in the same run, with their distance to float32."""
+    columns = ["views x tokens x horizon", "plan", "replay p50 / p95 / p99, ms", "call p50, ms"]
+    columns += [*result["cases"][0]["stage_ms"], "kernels", "expert layer, µs"]
+    columns += ["cosine of action rows, mean / least", "calibration"]
+    rows = []
+    for case in result["cases"]:
+        found, digest = case.get("fidelity"), case["calibration"]
+        cosines = f"{found['cosine_mean']:.5f} / {found['cosine_min_row']:.5f}" if found else ""
+        rows.append(
+            [
+                _name(case),
+                case["precision"],
+                _three(case["replay_ms"]),
+                f"{case['call_ms']['p50']:.2f}",
+                *(f"{value:.2f}" for value in case["stage_ms"].values()),
+                f"{case['kernels']:,}",
+                f"{case['expert_layer_us']:.1f}",
+                f"{cosines} ({found['pairs']} pairs)" if found else "",
+                f"`{digest[:12]}`" if digest != "none" else "",
+            ]
+        )
+    head = (
+        f"{result['gpu']}, driver {result['driver']}; commit {result['commit']}, kernels "
+        f"{result['kernel_library']}. Cosines are against the float32 reference, on observations "
+        "that the plan was not calibrated on."
+    )
+    return f"{_wrap([head])}\n\n```\n{result['command']}\n```\n\n{_table(columns, rows)}"
+
+
 def capsules(result: Result) -> str:
     """A line a number, a column a case."""
     cases = result["cases"]
@@ -261,6 +291,7 @@ class Block:
 BLOCKS = {
     "headline": Block("pi05_bf16.json", headline, nothing="Full size on a GPU: not measured yet"),
     "results": Block("pi05_bf16.json", results, "## Results"),
+    "low_bit": Block("pi05_fp8.json", low_bit, "## 8 bits"),
     "overlap": Block("pi05_bf16.json", overlap, "### Overlap, by class of boundary"),
     "layers": Block("pi05_bf16.json", layers, "## A layer, launch by launch"),
     "capsules": Block("pi05_capsule.json", capsules, "## Capsules"),

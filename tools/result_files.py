@@ -20,6 +20,7 @@ FOLDER = "bench/results/h200"
 COMMANDS = {
     "pi05_bf16.json": "flashrt bench pi05 --trace --overlap both",
     "pi05_capsule.json": "flashrt bench capsule",
+    "pi05_fp8.json": "flashrt bench pi05 --trace --precision fp8,bf16 --fidelity qualified.json",
     "pi05_precision.json": "python tools/compare_precision.py",
     "pi05_soak.json": "python tools/soak.py",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,8 @@ class BenchOptions:
     """What to measure.
 
     Attributes:
-        policy, preset, checkpoint, precision, device: as in LoadOptions.
+        policy, preset, checkpoint, device: as in LoadOptions.
+        precision: plans, separated by commas, measured one behind the other.
         cases: shapes; empty means all of 1, 2, 3 views x 48, 200 tokens x horizon 10, 50.
         samples: decisions that are timed, each on an observation other than the last.
         overlap: "on", "off", or classes of boundaries as :meth:`Overlap.parse` reads them; "both"
@@ -45,6 +47,8 @@ class BenchOptions:
         peer: "lerobot" runs LeRobot's code on the same GPU afterwards, for the ratio; "" does not.
         peer_cases: those of ``cases`` that the peer runs; empty means all. It takes some minutes.
         peer_paths: "eager", "compiled_graph", or both; empty means both.
+        fidelity: JSON of ``flashrt qualify``: what it found of a plan that is measured here goes
+            into that plan's case. None adds nothing.
         output: JSON file; None writes none.
         figure: file of a figure; None draws none.
     """
@@ -62,6 +66,7 @@ class BenchOptions:
     peer: str = ""
     peer_cases: tuple[Case, ...] = ()
     peer_paths: tuple[str, ...] = ()
+    fidelity: Path | None = None
     output: Path | None = None
     figure: Path | None = None
 
@@ -77,16 +82,22 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
         OutputError: a file could not be written although that was tried before.
     """
     options = _checked(options)
+    qualified = read_fidelity(options.fidelity) if options.fidelity else {}
     # Most prefix rows first: the other cases take their weights from it.
     cases = sorted(options.cases, key=lambda c: (-c.views, -c.prompt_tokens, c.horizon))
-    bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=options.precision)
-    try:
-        with gpu_only(_INSTEAD):
-            require_idle_gpu()
-            lines = _measure(bench, options, cases)
-    finally:
-        bench.close()
-    lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))
+    lines: list[dict[str, Any]] = []
+    with gpu_only(_INSTEAD):
+        require_idle_gpu()
+        for precision in _plans(options):
+            bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=precision)
+            try:
+                lines += _measure(bench, replace(options, precision=precision), cases)
+            finally:
+                bench.close()
+    lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))  # stable
+    known = [line for line in lines if line["fingerprint"] in qualified]
+    for line in known:
+        line["fidelity"] = qualified[line["fingerprint"]]
     result = describe_run(str(bench.library), bench.gpu, lines)
     console.print(table(result))  # before anything else can go wrong
     if options.peer:  # behind everything of ours, so that it disturbs none of our times
@@ -95,7 +106,31 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
         write_json(result, options.output)
     if options.figure is not None:
         draw(result, options.figure)
+    if qualified and not known:  # not before the file is there: measuring took minutes
+        raise _error(
+            "fidelity",
+            expected="a report on a plan that was measured",
+            got=f"fingerprints {', '.join(name[:12] for name in qualified)}",
+            remedy="give flashrt qualify the sizes of a case: --views, --prompt-buckets, --horizon",
+        )
     return result
+
+
+def _plans(options: BenchOptions) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in options.precision.split(",")))
+
+
+def read_fidelity(path: Path) -> dict[str, dict[str, Any]]:
+    """Fingerprint -> fidelity, of a file of ``flashrt qualify --json``; OptionError otherwise."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        reports = read.get("plans", [read])
+        return {str(each["fingerprint"]): dict(each["fidelity"]) for each in reports}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        got = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise _error(
+            "fidelity", expected="JSON of flashrt qualify", got=f"{got} in {str(path)!r}"
+        ) from error
 
 
 def _checked(options: BenchOptions) -> BenchOptions:
@@ -122,9 +157,10 @@ def _checked(options: BenchOptions) -> BenchOptions:
     _check_peer(options)
     for case in cases:
         # Preset, precision, checkpoint and sizes, as loading would refuse them.
-        check_options(
-            case, preset=options.preset, checkpoint=options.checkpoint, precision=options.precision
-        )
+        for precision in _plans(options):
+            check_options(
+                case, preset=options.preset, checkpoint=options.checkpoint, precision=precision
+            )
     changed: dict[str, Any] = {"cases": cases}
     if options.output is not None:
         changed["output"] = check_output("--output", options.output)
@@ -201,6 +237,7 @@ def _add_peers(options: BenchOptions, result: dict[str, Any], console: Console) 
         (case, line)
         for line in result["cases"]
         if (case := _case_of(line)) in (options.peer_cases or options.cases)
+        and line["precision"] == _plans(options)[0]
     ]
     missing = [{"case": str(case), "path": path} for case, _ in chosen for path in paths]
     try:

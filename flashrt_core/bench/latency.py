@@ -21,7 +21,8 @@ from ..contract import Role, ShapeKey
 from ..devices.cuda import CudaDevice, CudaProgram
 from ..engine import Plan
 from ..errors import OptionError
-from ..load import LoadOptions, configuration, make_plan, start
+from ..fingerprint import Fingerprint
+from ..load import LoadOptions, configuration, make_plan, precision_of, start
 from ..session import Session
 from ..weights import checkpoint_path, open_weights
 from .case import SLOTS, Case, percentiles
@@ -46,6 +47,7 @@ class CaseResult:
     stage_kernels: dict[str, int]
     expert_layer_us: float
     floor: dict[str, float]
+    fingerprint: Fingerprint
     actions: np.ndarray[Any, Any] = field(repr=False)
     traced: list[KernelTime] = field(default_factory=list, repr=False)
     layers: dict[str, LayerTrace] = field(default_factory=dict, repr=False)
@@ -59,6 +61,8 @@ class CaseResult:
             "horizon": self.case.horizon,
             "steps": self.case.steps,
             "precision": precision,
+            "fingerprint": self.fingerprint.digest,
+            "calibration": self.fingerprint.parts["calibration"],
             "replay_ms": percentiles(self.replay),
             "call_ms": percentiles(self.call),
             "samples": len(self.replay),
@@ -102,7 +106,7 @@ class Bench:
         for case in cases:
             session = self._start(case, overlap)
             try:
-                result = _measure(session, case, samples, self._options.preset)
+                result = _measure(session, case, samples, self._options)
                 self.gpu = gpu_state()
                 if traced:
                     _add_trace(result, session, self._options.preset)
@@ -171,7 +175,7 @@ def shaped(options: LoadOptions, case: Case) -> LoadOptions:
     )
 
 
-def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseResult:
+def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -> CaseResult:
     device = session.engine.device
     assert isinstance(device, CudaDevice)
     seen = observations(session, case)
@@ -203,7 +207,8 @@ def _measure(session: Session, case: Case, samples: int, preset: str) -> CaseRes
         stage_kernels={name: getattr(part, "kernels", 0) for name, part in parts.items()},
         # The two ends of a step are counted in: an upper bound of what a layer takes.
         expert_layer_us=float(np.median(stages["action"])) * 1e3 / layers,
-        floor=_floor(device, session, shape, preset),
+        floor=_floor(device, shape, options),
+        fingerprint=session.fingerprint,
         actions=session.decide(seen[0], noise=_noise(session)).raw,
     )
 
@@ -238,10 +243,10 @@ def _noise(session: Session) -> np.ndarray[Any, Any]:
     return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
 
 
-def _floor(device: CudaDevice, session: Session, shape: ShapeKey, preset: str) -> dict[str, float]:
+def _floor(device: CudaDevice, shape: ShapeKey, options: LoadOptions) -> dict[str, float]:
     from ..policies.pi05.config import make_config  # the roofline knows this policy's products
 
     ceiling = CEILINGS.get(device.driver.name)
-    if ceiling is None or session.contract.policy != "pi05":
+    if ceiling is None or options.policy != "pi05":
         return {}
-    return floor_ms(make_config(preset), shape, ceiling)
+    return floor_ms(make_config(options.preset), shape, ceiling, precision_of(options))

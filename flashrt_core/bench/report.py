@@ -67,7 +67,7 @@ def table(result: dict[str, Any]) -> Table:
     for case in result["cases"]:
         replay, share = case["replay_ms"], case["share_of_roofline"]
         view.add_row(
-            f"{case['views']}x{case['prompt_tokens']}x{case['horizon']}",
+            f"{case['views']}x{case['prompt_tokens']}x{case['horizon']} {case['precision']}",
             f"{replay['p50']:.2f}",
             f"{replay['p95']:.2f}",
             f"{replay['p99']:.2f}",

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from ..devices.overlap import DEFAULT
 from ..terminal import terminal_or_file
-from .options import Checkpoint, PolicyName, Precision, option
+from .options import Checkpoint, Plans, PolicyName, Precision, option
 
 Sizes = Annotated[str, option("Sizes: base or tiny.")]
 Cases = Annotated[str, option("views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")]
@@ -40,7 +40,7 @@ def bench_command(
     preset: Sizes = "base",
     checkpoint: Checkpoint = "random:0",
     device: Annotated[str, typer.Option(help="cuda.")] = "cuda",
-    precision: Precision = "bf16",
+    precision: Plans = "bf16",
     cases: Cases = "",
     samples: Annotated[int, typer.Option(help="Timed decisions a case.")] = 200,
     overlap: Annotated[
@@ -64,6 +64,9 @@ def bench_command(
         str,
         typer.Option(help="eager, compiled_graph (minutes of compiling a case); empty: both."),
     ] = "",
+    fidelity: Annotated[
+        Path | None, option("JSON of flashrt qualify, to stand beside the times of its plan.")
+    ] = None,
     output: Output = None,
     figure: Annotated[Path | None, typer.Option(help="File: .png, .pdf, .svg, ...")] = None,
 ) -> None:
@@ -86,6 +89,7 @@ def bench_command(
         peer=peer,
         peer_cases=parse_cases(peer_cases),
         peer_paths=tuple(map(str.strip, peer_paths.split(","))) if peer_paths.strip() else (),
+        fidelity=fidelity,
         output=output,
         figure=figure,
     )

@@ -26,6 +26,7 @@ Checkpoint = Annotated[str, option("Checkpoint folder, random:<seed> or outliers
 Preset = Annotated[str, option("Sizes; empty: base for a checkpoint, tiny for random weights.")]
 DeviceName = Annotated[str, option("cpu or cuda.")]
 Precision = Annotated[str, option("Precision plan: fp32, bf16, fp8, or a YAML file.")]
+Plans = Annotated[str, option("Precision plans, separated by commas: bf16,fp8.")]
 Scales = Annotated[Path | None, option("Calibration of an fp8 plan; else where it was put.")]
 Numerics = Annotated[str, option("Profile, and switches behind it; empty: the checkpoint's.")]
 Views = Annotated[str, option("Camera slots in use, separated by commas.")]

@@ -27,12 +27,11 @@ from ..observations import Sample, made_up_observations, read_observations
 from ..outputs import check_figure
 from ..policies.base import Processor
 from ..terminal import terminal_or_file
-from .options import AsJson, option, takes_plan
+from .options import AsJson, Plans, option, takes_plan
 from .progress import progress_bars
 
 FAILED = 1  # exit status when a gate fails
 
-Plans = Annotated[str, option("Precision plans, separated by commas: bf16,fp8.")]
 Decisions = Annotated[int, option("Made-up observations to compare on.", 1)]
 Noises = Annotated[int, option("Decisions an observation, each with other noise.", 1)]
 Npz = Annotated[Path | None, option("File of observations to compare on instead.")]
@@ -68,7 +67,8 @@ def qualify_command(
         "max_error": max_error,
         "max_stage_error": max_stage_error,
     }
-    plans = [replace(whole, precision=name.strip()) for name in str(whole.precision).split(",")]
+    names = dict.fromkeys(name.strip() for name in str(whole.precision).split(","))
+    plans = [replace(whole, precision=name) for name in names]
     gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
     if len(plans) > 1:  # what the last one lacks is said before the first one's minutes
         for missing in (describe(plan).missing for plan in plans):
