@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,20 +206,22 @@ def calibration_of(options: LoadOptions, session: Session) -> Calibration | None
 
 def calibrate_command(options: LoadOptions) -> str:
     """The command that makes the calibration of a plan."""
-    words = ["flashrt calibrate", options.policy, f"--checkpoint {options.checkpoint}"]
+    words = ["flashrt", "calibrate", options.policy, "--checkpoint", str(options.checkpoint)]
     plain = LoadOptions()
     names = ("preset", "precision", "horizon", "steps", "numerics", "state_dim", "norm_stats")
     for name in (*names, "tokenizer"):
         value = getattr(options, name)
         if value != getattr(plain, name):
-            words.append(f"--{name.replace('_', '-')} {value}")
+            words += [f"--{name.replace('_', '-')}", str(value)]
     if options.extra.get("state_in_prompt") is False:
         words.append("--no-state-in-prompt")
     if options.prompt_buckets:
-        words.append(f"--prompt-buckets {','.join(map(str, options.prompt_buckets))}")
+        words += ["--prompt-buckets", ",".join(map(str, options.prompt_buckets))]
     if options.views != plain.views:
-        words.append(f"--views {','.join(options.views)}")
-    return " ".join([*words, "--npz FILE"])
+        words += ["--views", ",".join(options.views)]
+    if options.calibration is not None:
+        words += ["--output", str(options.calibration)]
+    return f"{shlex.join(words)} --npz FILE"
 
 
 def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:

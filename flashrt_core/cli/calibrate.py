@@ -79,8 +79,9 @@ def calibrate_command(
     console = terminal_or_file()
     render(found, console)  # before anything can go wrong with the file
     path = tried if output else default_path(found.key)
+    done = "replaced" if path.exists() else "written to"
     found.write(path)
-    console.print(f"written to {path}", soft_wrap=True)
+    console.print(f"{done} {path}", soft_wrap=True)
 
 
 def sample_source(

@@ -23,6 +23,8 @@ from .calibrate import calibrate_command
 from .options import AsJson, takes_plan
 from .qualify import qualify_command
 
+NOT_LOADABLE = 1  # exit status of inspect
+
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 __all__ = ["USER_ERROR", "app", "as_dict", "render", "run"]
@@ -44,13 +46,18 @@ app.command("calibrate")(calibrate_command)
 @app.command()
 @takes_plan(without=("threads",))
 def inspect(options: LoadOptions, as_json: AsJson = False) -> None:
-    """Show the execution contract of a policy: what goes in, what runs, what a capsule holds."""
+    """Show the execution contract of a policy: what goes in, what runs, what a capsule holds.
+
+    Exit status 1 where something is missing without which the plan would not load.
+    """
     description = describe(options)
     if as_json:
         print(json.dumps(as_dict(description), indent=2))
-        return
-    title = f"{options.policy}, preset {options.preset}, {options.precision}, on {options.device}"
-    terminal_or_file().print(render(description, title))
+    else:
+        title = f"{options.policy}, preset {options.preset}, {options.precision}, {options.device}"
+        terminal_or_file().print(render(description, title))
+    if description.missing is not None:
+        raise typer.Exit(NOT_LOADABLE)
 
 
 def as_dict(description: Description) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ import pytest
 from flashrt_core.calibration.artifact import read_calibration
 from flashrt_core.cli import calibrate as calibrate_module
 from flashrt_core.cli import qualify as qualify_module
-from flashrt_core.cli.main import USER_ERROR, app, run
+from flashrt_core.cli.main import NOT_LOADABLE, USER_ERROR, app, run
 from flashrt_core.errors import OptionError
 from flashrt_core.images import Frame
+from flashrt_core.load import LoadOptions
 from flashrt_core.observations import digest_of, made_up_observations, read_observations
 
 VIEWS = ("base_0_rgb", "left_wrist_0_rgb")
@@ -88,7 +91,7 @@ def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) 
     assert code == USER_ERROR and err.count("\n") == 1
     assert "run flashrt calibrate pi05 --checkpoint random:0 --precision fp8 --steps 2" in err
     code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8")
-    assert code == 0 and "not loadable like this: option 'calibration'" in out
+    assert code == NOT_LOADABLE and "not loadable like this: option 'calibration'" in out
 
 
 def test_what_a_later_plan_lacks_is_said_before_the_first_is_compared(
@@ -142,7 +145,37 @@ def test_made_up_observations_are_said_to_be(
     code, out, _ = call(
         capsys, "inspect", "pi05", "--precision", "fp8", "--calibration", str(output)
     )
-    assert code == 0 and "a stale one" in out  # inspect's shapes are the preset's
+    assert code == NOT_LOADABLE and "a stale one" in out  # inspect's shapes are the preset's
+
+
+def test_the_command_that_is_said_makes_what_was_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    named = tmp_path / "my scales.json"
+    plan = ["pi05", "--precision", "fp8", "--calibration", str(named), *FEW]
+    code, _, err = call(capsys, "qualify", *plan)
+    assert code == USER_ERROR and f"--output '{named}' --npz FILE" in err
+    said = shlex.split(err.rpartition("run flashrt ")[2].strip())
+    assert call(capsys, *said[:-2], "--made-up", "1")[0] == 0
+    limits = ["--min-cosine", "0.5", "--max-error", "9", "--max-stage-error", "9"]
+    assert call(capsys, "qualify", *plan, *limits, "--decisions", "1")[0] == 0
+    code, out, _ = call(capsys, *said[:-2], "--made-up", "1")
+    assert code == 0 and f"replaced {named}" in out
+
+
+def test_one_plan_is_compared_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+
+    def compare(options: LoadOptions, *_: object) -> SimpleNamespace:
+        compared.append(str(options.precision))
+        return SimpleNamespace(passed=True, as_dict=dict)
+
+    monkeypatch.setattr(qualify_module, "compare", compare)
+    monkeypatch.setattr(qualify_module, "show", lambda *_, **__: None)
+    assert call(capsys, "qualify", "pi05", "--precision", "bf16, fp32,bf16", *FEW)[0] == 0
+    assert compared == ["bf16", "fp32"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flashrt_core.cli import qualify as qualify_module
-from flashrt_core.cli.main import USER_ERROR, app, run
+from flashrt_core.cli.main import NOT_LOADABLE, USER_ERROR, app, run
 from flashrt_core.policies.pi05.config import PRESETS
 
 from . import case as parity
@@ -116,11 +116,11 @@ def test_inspect_says_what_is_still_missing(
     options = ["inspect", "pi05", "--checkpoint", str(folder)]
     code, out, _ = call(capsys, *options, "--json")
     found = json.loads(out)
-    assert code == 0
+    assert code == NOT_LOADABLE
     assert found["fingerprint"] is None and found["transforms"] == {}
     assert found["missing"].startswith("option 'tokenizer': expected")
     code, out, _ = call(capsys, *options)
-    assert code == 0 and "not loadable like this: option 'tokenizer'" in out
+    assert code == NOT_LOADABLE and "not loadable like this: option 'tokenizer'" in out
 
 
 def test_digest_in_the_fingerprint_follows_the_weights(
