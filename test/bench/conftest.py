@@ -1,0 +1,20 @@
+"""A bench whose GPU work is as if done."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from flashrt_core.bench import command
+from test.bench.test_bench import line
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a GPU, as if done."""
+    monkeypatch.setattr(
+        command, "Bench", lambda **_: SimpleNamespace(library="abc", gpu={}, close=lambda: None)
+    )
+    monkeypatch.setattr(command, "_measure", lambda b, o, cases: [line(c, False) for c in cases])
+    monkeypatch.setattr(command, "require_lerobot", lambda: "0.6.1")
