@@ -16,7 +16,7 @@ export ROS_DOMAIN_ID := $(shell shuf -i 20-100 -n 1)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels gpu-check lint setup setup-dev setup-gpu clean
+.PHONY: help demo test library kernels gpu-check lint setup setup-dev setup-gpu clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ demo: setup ## Run the small policy over real ROS 2 topics; write out/demo.json 
 
 test: lint ## Run ruff, mypy and pytest.
 	$(call run,python -m pytest $(PYTEST_ARGS))
+
+library: ## Build the library of the C interface of this checkout.
+	$(PYTHON) tools/build_abi.py
 
 kernels: ## Build the CUDA kernels of this checkout with nvcc.
 	$(PYTHON) tools/build_kernels.py

@@ -1,7 +1,8 @@
 """pip route: run the CMakeLists.txt that colcon runs, then pack its install tree into the wheel.
 
-FLASHRT_CORE_ONLY=1 skips the interface build: the wheel then holds the two Python modules alone,
-and the node cannot start, since it has no messages.
+FLASHRT_CORE_ONLY=1 skips the interface build: the wheel then holds the two Python modules, and the
+library of the C interface where a C++ compiler is found; the node cannot start, since it has no
+messages.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "tools"))
 
-import interfaces  # noqa: E402  (tools/ is no package)
+import build_abi  # noqa: E402  (tools/ is no package)
+import interfaces  # noqa: E402
 
 CORE_ONLY = os.environ.get("FLASHRT_CORE_ONLY") == "1"
+COMPILER = build_abi.find_compiler()
+PURE = CORE_ONLY and COMPILER is None
 # Byte code, the generator's own metadata and C sources of the extension modules stay out, and so do
 # headers and the record of the temporary prefix: other packages build against a colcon workspace.
 SKIPPED_SUFFIXES = {".c", ".pyc"}
@@ -46,7 +50,13 @@ class BuildWithInterfaces(build_py):
             # What an earlier build left, a module deleted since among it, would be packed again.
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
-        if CORE_ONLY or self.editable_mode:  # an editable install is of the modules alone
+        if self.editable_mode:  # of the modules alone
+            return
+        if CORE_ONLY:
+            if COMPILER:
+                library = Path(self.build_lib) / "flashrt_core" / "lib" / build_abi.OUTPUT.name
+                build_abi.build(library, COMPILER)
+                library.with_suffix(".so.hash").unlink()
             return
         temp = Path(self.get_finalized_command("build").build_temp).resolve()
         prefix = temp / "prefix"
@@ -67,18 +77,18 @@ class BuildWithInterfaces(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel tagged for this platform and Python, as it holds compiled type support."""
+    """A wheel tagged for this platform and Python, as it holds compiled libraries."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.root_is_pure = CORE_ONLY
+        self.root_is_pure = PURE
 
 
 class BinaryDistribution(Distribution):
     """Tells setuptools that the wheel is not pure although no ext_modules are listed."""
 
     def has_ext_modules(self) -> bool:
-        return not CORE_ONLY
+        return not PURE
 
 
 setup(

@@ -1,24 +1,25 @@
 """The engine: one plan's buffers, captured stages, sessions and capsules.
 
 It allocates and captures once, at construction, and checks each stage against its declaration while
-capturing. Sessions share the buffers; when another session is about to act, the outgoing one's
-regions go to its parking slot and the incoming one's come back. Not thread safe: one thread drives
-an engine.
+capturing. Sessions share a set of buffers, or have several sets between them; when another session
+of a set is about to act, the outgoing one's regions go to its parking slot and the incoming one's
+come back. Not thread safe: one thread drives an engine. While its sessions are exported, the C
+interface drives it, and everything here that would touch their state is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .capsule.state import HostState, RegionCopier, slot_specs
+from .c_interface.export import Lent, Returned
+from .capsule.state import HostState, slot_specs
 from .capsule.store import CapsuleStore
-from .contract import Contract, Role, ShapeKey, StageSpec
+from .contract import Contract, ShapeKey, StageSpec
 from .devices import Device, Program
-from .devices.base import AuditedLane
 from .errors import (
     DeviceError,
     FlashRTError,
@@ -28,13 +29,11 @@ from .errors import (
     ShapeKeyError,
 )
 from .fingerprint import Fingerprint
-from .kernels.op import Lane
 from .policies.base import Processor
 from .session import SEEDS, Session
 from .text import check_text
 from .whole_numbers import whole_number
-
-StageBody = Callable[[Lane, Mapping[str, Tensor]], None]
+from .working_set import StageBody, Traffic, WorkingSet, set_buffers, set_specs
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class Engine:
         max_sessions: sessions that may exist at once, each with a parking slot.
         capsule_slots: capsules that may be held in the device's memory at once.
         host_slots: capsules that may be held in the host's.
+        working_sets: sets of buffers. Sessions of one set make room for each other; with as many
+            sets as sessions, each has buffers of its own.
     """
 
     def __init__(
@@ -67,39 +68,59 @@ class Engine:
         max_sessions: int = 4,
         capsule_slots: int = 4,
         host_slots: int = 0,
+        working_sets: int = 1,
     ) -> None:
         self.contract = plan.contract
         self.fingerprint = plan.fingerprint
         self.processor = plan.processor
         self.device = device
         self.max_sessions = max_sessions
-        self.switches = 0
+        self.traffic = Traffic()
         self.sessions: dict[str, Session] = {}
-        self._resident: Session | None = None
-        self._parked: set[str] = set()
-        parking = slot_specs(plan.contract, "parking", max_sessions)
-        slots = slot_specs(plan.contract, "capsule", capsule_slots)
-        hosted = slot_specs(plan.contract, "host", host_slots)
+        self.lent: Lent | None = None
+        self.parked: set[str] = set()
+        self.parking: dict[str, Tensor] = {}
+        self._set_of: dict[str, WorkingSet] = {}
+        contract = plan.contract
+        parking = slot_specs(contract, "parking", max_sessions)
+        slots = slot_specs(contract, "capsule", capsule_slots)
+        hosted = slot_specs(contract, "host", host_slots)
+        sets = range(working_sets)
         try:
-            memory = device.allocate([*plan.contract.buffers, *parking, *slots])
+            specs = [spec for index in sets for spec in set_specs(contract, index)]
+            memory = device.allocate([*specs, *parking, *slots])
             on_host = device.allocate_host(hosted) if hosted else {}
-            self.buffers = {spec.name: memory[spec.name] for spec in plan.contract.buffers}
-            self._copier = RegionCopier(device, plan.contract, self.buffers)
-            self._free_parking = [memory[spec.name] for spec in parking]
-            self._parking: dict[str, Tensor] = {}
-            self.store = CapsuleStore(
+            buffers = [set_buffers(contract, memory, index) for index in sets]
+            self.buffer_bytes = sum(memory[spec.name].nbytes for spec in specs)
+            self.free_parking = [memory[spec.name] for spec in parking]
+            self._store = CapsuleStore(
                 device,
-                self._copier,
+                contract,
                 plan.fingerprint,
                 [memory[spec.name] for spec in slots],
                 [on_host[spec.name] for spec in hosted],
             )
-            _pack(plan, device, self.buffers)
-            self._programs = _capture(plan, device, self.buffers)
+            _pack(plan, device, buffers[0])
+            self.sets = [WorkingSet(device, contract, each, plan.body) for each in buffers]
             self._warm_up()
         except BaseException:
             device.close()
             raise
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers of the first set, by their names in the contract."""
+        return self.sets[0].buffers
+
+    @property
+    def store(self) -> CapsuleStore:
+        """The capsules; SessionError while the sessions are exported."""
+        self._check_here("capsules")
+        return self._store
+
+    def set_of(self, session: Session) -> WorkingSet:
+        """The set of buffers that a session uses."""
+        return self._set_of[session.name]
 
     def shape_for(self, prompt_tokens: int) -> ShapeKey:
         """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits."""
@@ -147,45 +168,78 @@ class Engine:
         if capsule is not None:
             self.store.info(capsule)
         self._claim(name)
-        slot = self._free_parking[-1]
+        slot = self.free_parking[-1]
         if parent is None:
             host = self.store.copy_to(str(capsule), slot)
         else:
             self.admit(parent)
             host = parent.host_state()
             if host.shape is not None:
-                self._copier.save(host.shape, slot)
+                self.set_of(parent).copier.save(host.shape, slot)
         session = Session(self, name, host)
         session.resume(host)
         self._register(session)
         if host.lineage.made:
-            self._parked.add(name)
+            self.parked.add(name)
         return session
 
     def drop_session(self, name: str) -> None:
         """Forget a session and free its parking slot; its capsules stay."""
         session = self.session(name)
-        if self._resident is session:
-            self._resident = None
-        self._free_parking.append(self._parking.pop(name))
-        self._parked.discard(name)
+        self._check_here(f"session {name!r}")
+        working = self._set_of.pop(name)
+        if working.resident is session:
+            working.resident = None
+        self.free_parking.append(self.parking.pop(name))
+        self.parked.discard(name)
         del self.sessions[name]
 
     def admit(self, session: Session) -> None:
-        """Make ``session`` the one whose state the buffers hold. Called before every use."""
-        if self._resident is session:
-            return
+        """Make ``session`` the one whose state its buffers hold. Called before every use.
+
+        SessionError when it was dropped, or while the sessions are exported.
+        """
+        if self.lent is None:
+            working = self._set_of.get(session.name)
+            if working is not None and working.resident is session:
+                return
+        self._check_here(f"session {session.name!r}")
         if self.sessions.get(session.name) is not session:
             raise SessionError(
                 f"session {session.name!r}", expected="a live session", got="one that was dropped"
             )
-        outgoing, self._resident = self._resident, session
-        if outgoing is not None:
-            self.switches += 1
-            self._park(outgoing)
-        if session.name in self._parked and session.shape is not None:
-            self._copier.load(session.shape, self._parking[session.name])
-            self._parked.discard(session.name)
+        traffic = self.set_of(session).admit(session, self.parking, self.parked)
+        self.traffic.switches += traffic.switches
+        self.traffic.nbytes += traffic.nbytes
+
+    def export(self, session: Session) -> Lent:
+        """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
+        if self.lent is None:
+            self.admit(session)
+            self.lent = Lent(self)
+        return self.lent
+
+    def take_back(self, seats: Sequence[Returned], traffic: Traffic) -> None:
+        """Go on from what the C interface left; ``seats``: all parking slots, who has them."""
+        self.lent = None
+        self.traffic = traffic
+        self.parked, self.free_parking = set(), []
+        for working in self.sets:
+            working.resident = None
+        for seat in seats:
+            if seat.name is None:
+                self.free_parking.append(seat.slot)
+                continue
+            session = self.sessions.get(seat.name)
+            if session is None:  # forked there
+                session = self.sessions[seat.name] = Session(self, seat.name, seat.host)
+            session.take_over(seat.host, seat.page)
+            self.parking[seat.name] = seat.slot
+            self._set_of[seat.name] = self.sets[seat.working_set]
+            if seat.resident:
+                self.sets[seat.working_set].resident = session
+            if seat.parked:
+                self.parked.add(seat.name)
 
     def replay(
         self,
@@ -204,8 +258,9 @@ class Engine:
             outputs: buffers that are read next.
             meanwhile: host work to do while the device is busy.
         """
-        program = self._programs[shape, tuple(stage.name for stage in stages)]
-        read_next = [self.buffers[name] for name in outputs]
+        working = self.set_of(session)
+        program = working.programs[shape, tuple(stage.name for stage in stages)]
+        read_next = [working.buffers[name] for name in outputs]
         try:
             self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
         except FlashRTError:
@@ -222,19 +277,26 @@ class Engine:
         return self.device.elapsed_ms(program)
 
     def program(self, shape: ShapeKey, stages: tuple[str, ...]) -> Program:
-        """The captured program of ``stages`` for ``shape``; ShapeKeyError when there is none."""
+        """The captured program of ``stages`` for ``shape``, over the first set's buffers.
+
+        ShapeKeyError when there is none.
+        """
+        programs = self.sets[0].programs
         try:
-            return self._programs[shape, stages]
+            return programs[shape, stages]
         except KeyError:
             raise ShapeKeyError(
                 f"stages {list(stages)} for {shape}",
-                expected=f"one of {[list(names) for _, names in self._programs]}",
+                expected=f"one of {[list(names) for _, names in programs]}",
             ) from None
 
     def close(self) -> None:
         """Release the device's memory. Sessions must not be used afterwards."""
+        if self.lent is not None:
+            self.lent.take_back()
         self.sessions.clear()
-        self._resident = None
+        for working in self.sets:
+            working.resident = None
         self.device.close()
 
     def _warm_up(self) -> None:
@@ -246,9 +308,19 @@ class Engine:
         transforms = [stage.name for stage in self.contract.stages if stage.transform]
         whole = tuple(stage.name for stage in self.contract.decision_stages)
         for names in [*((name,) for name in transforms), whole]:
-            self.device.replay(self._programs[shape, names])
+            self.device.replay(self.program(shape, names))
+
+    def _check_here(self, what: str) -> None:
+        if self.lent is not None:
+            raise SessionError(
+                what,
+                expected="a session that Python drives",
+                got="one that is exported to the C interface",
+                remedy="close the export first",
+            )
 
     def _claim(self, name: str) -> None:
+        self._check_here(f"session {name!r}")
         check_text("session name", name, error=SessionError)
         if name in self.sessions:
             raise SessionError(
@@ -257,7 +329,7 @@ class Engine:
                 got=sorted(self.sessions),
                 remedy="choose another name or drop that session",
             )
-        if not self._free_parking:
+        if not self.free_parking:
             raise SessionLimitError(
                 f"session {name!r}",
                 expected=f"at most {self.max_sessions} sessions",
@@ -266,15 +338,10 @@ class Engine:
             )
 
     def _register(self, session: Session) -> None:
-        self._parking[session.name] = self._free_parking.pop()
+        taken = list(self._set_of.values())
+        self._set_of[session.name] = min(self.sets, key=taken.count)
+        self.parking[session.name] = self.free_parking.pop()
         self.sessions[session.name] = session
-
-    def _park(self, session: Session) -> None:
-        shape = session.shape
-        if shape is not None and session.host_state().lineage.made:
-            self._copier.save(shape, self._parking[session.name])
-            self._parked.add(session.name)
-        session.ledger.lose_windows()
 
 
 def _checked_seed(seed: object) -> int:
@@ -295,36 +362,16 @@ def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
         ) from error
 
 
-def _capture(
-    plan: Plan, device: Device, buffers: dict[str, Tensor]
-) -> dict[tuple[ShapeKey, tuple[str, ...]], Program]:
-    """Every stage of every shape on its own, and each shape's whole decision as one."""
-    contract = plan.contract
-    static = {spec.name for spec in contract.buffers if spec.role is Role.STATIC}
-    programs: dict[tuple[ShapeKey, tuple[str, ...]], Program] = {}
-
-    def segment(stage: StageSpec, shape: ShapeKey) -> tuple[str, Callable[[Lane], None]]:
-        allowed = static | set(stage.reads) | set(stage.writes)
-        body = plan.body(stage.name, shape)
-        return stage.name, lambda lane: body(
-            AuditedLane(lane, stage.name, buffers, allowed), buffers
-        )
-
-    whole = contract.decision_stages
-    groups = [(stage,) for stage in contract.stages] + ([whole] if len(whole) > 1 else [])
-    for shape in contract.shapes:
-        for group in groups:
-            names = tuple(stage.name for stage in group)
-            programs[shape, names] = device.capture([segment(stage, shape) for stage in group])
-    return programs
-
-
 def describe(engine: Engine) -> dict[str, object]:
-    """Numbers for diagnostics: sessions, switches, capsules, bytes."""
+    """Numbers for diagnostics: sessions, what their switches cost, capsules, bytes."""
+    store = engine._store
     return {
         "sessions": sorted(engine.sessions),
-        "session_switches": engine.switches,
-        "capsules": len(engine.store),
-        "capsule_slots": engine.store.capacity,
-        "buffer_bytes": sum(buffer.nbytes for buffer in engine.buffers.values()),
+        "session_switches": engine.traffic.switches,
+        "session_bytes_moved": engine.traffic.nbytes,
+        "working_sets": len(engine.sets),
+        "exported": engine.lent is not None,
+        "capsules": len(store),
+        "capsule_slots": store.capacity,
+        "buffer_bytes": engine.buffer_bytes,
     }

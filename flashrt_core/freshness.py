@@ -22,6 +22,23 @@ class Lineage:
     made: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Page:
+    """All that a ledger knows, for who keeps it meanwhile.
+
+    Attributes:
+        clock: the newest epoch.
+        epochs: of every input; None where it is absent.
+        announced: inputs whose new value is known but not yet in its window.
+        lineage: what the retained values were made from.
+    """
+
+    clock: int
+    epochs: Mapping[str, int | None]
+    announced: frozenset[str]
+    lineage: Lineage
+
+
 class Ledger:
     """Epochs of one session.
 
@@ -85,6 +102,17 @@ class Ledger:
     def lineage(self) -> Lineage:
         """A copy of what the retained values were made from."""
         return Lineage({stage: dict(epochs) for stage, epochs in self._made.items()})
+
+    def page(self) -> Page:
+        """A copy of everything."""
+        return Page(self._clock, dict(self._epoch), frozenset(self._announced), self.lineage())
+
+    def turn_to(self, page: Page) -> None:
+        """Go on from what somebody else kept."""
+        self._clock = page.clock
+        self._epoch = dict(page.epochs)
+        self._announced = set(page.announced)
+        self._made = {stage: dict(epochs) for stage, epochs in page.lineage.made.items()}
 
     def restore(self, lineage: Lineage) -> None:
         """The retained values are now those of ``lineage``; every window is absent."""

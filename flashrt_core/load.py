@@ -147,6 +147,7 @@ def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
         max_sessions=options.max_sessions,
         capsule_slots=options.capsule_slots,
         host_slots=options.host_slots,
+        working_sets=options.working_sets,
     )
     return engine.create_session(MAIN, seed=options.seed, prompt=options.prompt)
 

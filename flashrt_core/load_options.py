@@ -49,6 +49,8 @@ class LoadOptions:
         prompt: first instruction of the main session; empty to set it later.
         max_sessions, capsule_slots: what is allocated for sessions and capsules.
         host_slots: the same for capsules in the host's memory, pinned where the device is a GPU.
+        working_sets: sets of buffers that sessions are spread over. Sessions of one set make room
+            for each other; with as many as ``max_sessions``, each has buffers of its own.
         threads: torch threads on the CPU device; 0 leaves torch's choice.
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
             ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
@@ -80,6 +82,7 @@ class LoadOptions:
     max_sessions: int = 4
     capsule_slots: int = 4
     host_slots: int = 0
+    working_sets: int = 1
     threads: int = 0
     overlap: str | bool = OVERLAP
     camera_bytes: int = 0
@@ -190,6 +193,7 @@ _FIELDS: Mapping[str, Check] = {
     "max_sessions": _within(1),
     "capsule_slots": _within(0),
     "host_slots": _within(0),
+    "working_sets": _within(1),
     "threads": _within(0, 1024),
     "overlap": _of((str, bool), "on, off, or classes of boundaries"),
     "camera_bytes": _within(0),

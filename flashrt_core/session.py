@@ -13,13 +13,15 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
-from .capsule.state import CapsuleInfo, HostState, frozen, with_lineage
+from .c_interface.export import Export
+from .capsule.state import CapsuleInfo, HostState, RegionCopier, frozen, with_lineage
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
 from .fingerprint import Fingerprint
-from .freshness import Ledger
+from .freshness import Ledger, Page
 from .policies.base import Observation, Processor, as_array
 from .text import check_text
 from .whole_numbers import whole_number
@@ -73,6 +75,11 @@ class Session:
     def fingerprint(self) -> Fingerprint:
         """The plan's identity."""
         return self.engine.fingerprint
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The buffers that this session works on, by their names in the contract."""
+        return self.engine.set_of(self).buffers
 
     @property
     def processor(self) -> Processor:
@@ -210,12 +217,12 @@ class Session:
         """A host copy of an output window."""
         spec = self.contract.output(output)
         self.engine.admit(self)
-        return self.engine.device.read(self.engine.buffers[spec.buffer])
+        return self.engine.device.read(self.buffers[spec.buffer])
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
         self.engine.admit(self)
-        return self.engine.store.save(name, self.name, self.host_state())
+        return self.engine.store.save(name, self.name, self.host_state(), self._copier)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.
@@ -225,8 +232,17 @@ class Session:
         """
         info = self.engine.store.info(name)
         self.engine.admit(self)
-        self.resume(self.engine.store.load(name, self.name))
+        self.resume(self.engine.store.load(name, self.name, self._copier))
         return info
+
+    def export(self) -> Export:
+        """Let a host of this process drive this session through the C interface.
+
+        Until the export is closed, all sessions of the engine are the C interface's: whatever would
+        use or change their state here raises SessionError. ContractError or DeviceError where the
+        plan or this installation cannot be exported; nothing changes then.
+        """
+        return self.engine.export(self).open(self)
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
@@ -236,6 +252,15 @@ class Session:
         """Take over ``host``; the engine has put the matching regions in place."""
         self._host = host
         self.ledger.restore(host.lineage)
+
+    def take_over(self, host: HostState, page: Page) -> None:
+        """Go on from what the C interface left; the engine knows where the regions are."""
+        self._host = host
+        self.ledger.turn_to(page)
+
+    @property
+    def _copier(self) -> RegionCopier:
+        return self.engine.set_of(self).copier
 
     def _shape(self) -> ShapeKey:
         if self._host.shape is None:
@@ -299,7 +324,7 @@ class Session:
         self._fill(spec, checked_value(spec, noise))
 
     def _finish(self, timings: dict[str, float]) -> Decision:
-        raw = self.engine.device.read(self.engine.buffers[self.contract.output(ACTIONS).buffer])
+        raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
         if not np.isfinite(raw).all():
             row, column = np.argwhere(~np.isfinite(raw))[0]
             raise NumericsError(
@@ -319,7 +344,7 @@ class Session:
         )
 
     def _fill(self, spec: InputSpec, value: Array) -> None:
-        self.engine.device.write(self.engine.buffers[spec.buffer], value)
+        self.engine.device.write(self.buffers[spec.buffer], value)
         self.ledger.written([spec.name])
 
 

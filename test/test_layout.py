@@ -29,7 +29,13 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_core.load_options",),
     ("flashrt_core.fidelity.qualification",),
     ("flashrt_core.observations", "flashrt_core.calibration.observer"),
-    ("flashrt_core.policies", "flashrt_core.engine", "flashrt_core.session"),
+    (
+        "flashrt_core.c_interface",
+        "flashrt_core.policies",
+        "flashrt_core.engine",
+        "flashrt_core.session",
+        "flashrt_core.working_set",
+    ),
     ("flashrt_core.calibration.artifact", "flashrt_core.capsule"),
     (
         "flashrt_core.devices",

@@ -31,6 +31,7 @@ PINNED = ("requirements/runtime.txt", "requirements/ros-kilted.txt")
 PINNED_DEV = ("requirements/dev.txt",)
 CUDA = "13"  # what torch must be built for, where a GPU is to be used
 INTERFACE_SOURCES = ("CMakeLists.txt", "package.xml", "cmake", "msg", "srv", "tools/interfaces.py")
+ABI_SOURCES = ("csrc/abi", "csrc/include", "tools/build_abi.py")
 PROJECT_SOURCES = ("pyproject.toml", "setup.py", "tools/ros_build.py")
 
 # Left by a sourced ROS 2 or by another environment of ROS 2 wheels, these would mix two
@@ -268,6 +269,12 @@ def set_up(*, dev: bool, gpu: bool = False) -> None:
         digest((*INTERFACE_SOURCES, PINNED[1]), salt=python),
         "building messages and services (about half a minute)",
         build_interfaces,
+    )
+    step(
+        "c-interface",
+        digest(ABI_SOURCES, salt=python),
+        "building the library of the C interface",
+        lambda: call([str(VENV / "bin" / "python"), "tools/build_abi.py"]),
     )
     step(
         "project",

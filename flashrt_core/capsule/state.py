@@ -99,16 +99,15 @@ class CapsuleImage:
     payload: Array
 
 
-class RegionCopier:
-    """Moves the regions of one shape between the working buffers and a slot.
+class SlotCopier:
+    """Knows how regions lie in a slot, and copies slots.
 
     A slot may lie in the device's memory or in that of :meth:`Device.allocate_host`.
     """
 
-    def __init__(self, device: Device, contract: Contract, buffers: Mapping[str, Tensor]) -> None:
+    def __init__(self, device: Device, contract: Contract) -> None:
         self.contract = contract
         self._device = device
-        self._buffers = buffers
 
     def regions(self, shape: ShapeKey) -> tuple[RegionSpec, ...]:
         """The regions a capsule of ``shape`` holds, in slot order."""
@@ -124,6 +123,28 @@ class RegionCopier:
     def nbytes(self, shape: ShapeKey) -> int:
         """Bytes a capsule of ``shape`` fills."""
         return sum(region.nbytes for region in self.regions(shape))
+
+    def copy_slot(self, shape: ShapeKey, source: Tensor, target: Tensor) -> None:
+        """Slot -> slot."""
+        size = self.nbytes(shape)
+        self._device.copy_rows(
+            target,
+            source,
+            row_bytes=size,
+            rows=1,
+            target_offset=0,
+            target_pitch=0,
+            source_offset=0,
+            source_pitch=0,
+        )
+
+
+class RegionCopier(SlotCopier):
+    """Moves the regions of one shape between working buffers and a slot."""
+
+    def __init__(self, device: Device, contract: Contract, buffers: Mapping[str, Tensor]) -> None:
+        super().__init__(device, contract)
+        self._buffers = buffers
 
     def save(self, shape: ShapeKey, slot: Tensor) -> None:
         """Buffers -> slot."""
@@ -152,20 +173,6 @@ class RegionCopier:
                 source_offset=start,
                 source_pitch=region.row_bytes,
             )
-
-    def copy_slot(self, shape: ShapeKey, source: Tensor, target: Tensor) -> None:
-        """Slot -> slot."""
-        size = self.nbytes(shape)
-        self._device.copy_rows(
-            target,
-            source,
-            row_bytes=size,
-            rows=1,
-            target_offset=0,
-            target_pitch=0,
-            source_offset=0,
-            source_pitch=0,
-        )
 
     def _layout(self, shape: ShapeKey) -> list[tuple[RegionSpec, int]]:
         placed, start = [], 0

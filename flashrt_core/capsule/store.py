@@ -22,16 +22,22 @@ from ..errors import CapsuleError, CapsuleStoreFullError
 from ..fingerprint import Fingerprint
 from ..text import check_text
 from .file import read_capsule, write_capsule
-from .state import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier
+from .state import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier, SlotCopier
 
 _OPTION = {Place.DEVICE: "capsule_slots", Place.HOST: "host_slots"}
 
 
 @dataclass(frozen=True)
-class _Held:
+class Held:
+    """A capsule and the slot that it fills."""
+
     info: CapsuleInfo
     host: HostState
     slot: Tensor
+
+
+#: Where it is, its memory, and the capsule in it.
+Slot = tuple[Place, Tensor, Held | None]
 
 
 class CapsuleStore:
@@ -39,7 +45,7 @@ class CapsuleStore:
 
     Args:
         device: moves the bytes.
-        copier: of the plan's working buffers.
+        contract: of the plan.
         fingerprint: of the plan.
         slots: in the device's memory.
         host_slots: in the host's.
@@ -48,16 +54,17 @@ class CapsuleStore:
     def __init__(
         self,
         device: Device,
-        copier: RegionCopier,
+        contract: Contract,
         fingerprint: Fingerprint,
         slots: Sequence[Tensor],
         host_slots: Sequence[Tensor] = (),
     ) -> None:
         self._device = device
-        self._copier = copier
+        self._contract = contract
+        self._slots = SlotCopier(device, contract)
         self._fingerprint = fingerprint
         self._free = {Place.DEVICE: list(slots), Place.HOST: list(host_slots)}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self.capacity, self.host_capacity = len(slots), len(host_slots)
 
     def __len__(self) -> int:
@@ -71,8 +78,8 @@ class CapsuleStore:
         """The capsule called ``name``; CapsuleError when unknown."""
         return self._find(name).info
 
-    def save(self, name: str, session: str, host: HostState) -> CapsuleInfo:
-        """Copy the working buffers' regions into a slot.
+    def save(self, name: str, session: str, host: HostState, copier: RegionCopier) -> CapsuleInfo:
+        """Copy the regions of ``copier``'s buffers into a slot.
 
         An existing capsule of that name is replaced, where it is, if it belongs to the same
         session; a new one takes a slot of the device. Raises CapsuleError on a bad name, a foreign
@@ -87,11 +94,11 @@ class CapsuleStore:
                 remedy="run a decision or the context stage first",
             )
         place, slot = self._slot_for(name, session)
-        self._copier.save(shape, slot)
+        copier.save(shape, slot)
         return self._hold(name, session, host, place, time.time_ns())
 
-    def load(self, name: str, session: str) -> HostState:
-        """Copy a capsule's regions into the working buffers; what the session must resume with.
+    def load(self, name: str, session: str, copier: RegionCopier) -> HostState:
+        """Copy a capsule's regions into ``copier``'s buffers; what the session must resume with.
 
         CapsuleError when the capsule is unknown or belongs to another session.
         """
@@ -103,13 +110,13 @@ class CapsuleStore:
                 got=f"one of session {held.info.session!r}",
                 remedy="fork it into a new session instead",
             )
-        self._copier.load(_shape(held.host), held.slot)
+        copier.load(_shape(held.host), held.slot)
         return held.host
 
     def copy_to(self, name: str, slot: Tensor) -> HostState:
         """Copy a capsule into a slot outside the store (a fork); CapsuleError when unknown."""
         held = self._find(name)
-        self._copier.copy_slot(_shape(held.host), held.slot, slot)
+        self._slots.copy_slot(_shape(held.host), held.slot, slot)
         return held.host
 
     def drop(self, name: str) -> None:
@@ -133,7 +140,7 @@ class CapsuleStore:
     def export(self, name: str) -> CapsuleImage:
         """A host copy of a capsule with its identity."""
         held = self._find(name)
-        parts = self._copier.parts(_shape(held.host))
+        parts = self._slots.parts(_shape(held.host))
         payload = self._device.read(held.slot[: held.info.nbytes])
         return CapsuleImage(held.info, self._fingerprint, held.host, parts, payload)
 
@@ -153,9 +160,9 @@ class CapsuleStore:
                 got=f"plan {image.fingerprint.digest[:12]}, which differs in {different}",
                 remedy="restore it where it was made, or load the same policy, weights and shapes",
             )
-        _check_host(self._copier.contract, name, image.host)
+        _check_host(self._contract, name, image.host)
         shape = _shape(image.host)
-        parts, size = self._copier.parts(shape), self._copier.nbytes(shape)
+        parts, size = self._slots.parts(shape), self._slots.nbytes(shape)
         if image.regions != parts or image.payload.nbytes != size:
             raise CapsuleError(
                 f"capsule {name!r}",
@@ -190,12 +197,26 @@ class CapsuleStore:
             image = replace(image, info=replace(image.info, name=name))
         return self.adopt(image)
 
+    def slots(self) -> tuple[Slot, ...]:
+        """Every slot and what it holds, for who keeps the store meanwhile."""
+        full = ((held.info.place, held.slot, held) for held in self._held.values())
+        return (*full, *((place, slot, None) for place in Place for slot in self._free[place]))
+
+    def refill(self, slots: Sequence[Slot]) -> None:
+        """The same slots as they are now; the opposite of :meth:`slots`."""
+        self._free = {
+            place: [slot for where, slot, held in slots if where is place and held is None]
+            for place in Place
+        }
+        full = sorted((held for *_, held in slots if held), key=lambda held: held.info.created_ns)
+        self._held = {held.info.name: held for held in full}
+
     def _move(self, name: str, place: Place) -> CapsuleInfo:
         held = self._find(name)
         left = held.info.place
         if left is not place:
             slot = self._take(name, place)
-            self._copier.copy_slot(_shape(held.host), held.slot, slot)
+            self._slots.copy_slot(_shape(held.host), held.slot, slot)
             self._free[place].pop()
             self._free[left].append(held.slot)
             held = replace(held, info=replace(held.info, place=place), slot=slot)
@@ -210,14 +231,14 @@ class CapsuleStore:
             name=name,
             session=session,
             fingerprint=self._fingerprint.digest,
-            nbytes=self._copier.nbytes(_shape(host)),
+            nbytes=self._slots.nbytes(_shape(host)),
             created_ns=created_ns,
             decision=host.decisions,
             prompt=host.prompt,
             stamp_ns=host.stamp_ns,
             place=place,
         )
-        self._held[name] = _Held(info, host, self._free[place].pop())
+        self._held[name] = Held(info, host, self._free[place].pop())
         return info
 
     def _slot_for(self, name: str, session: str) -> tuple[Place, Tensor]:
@@ -248,7 +269,7 @@ class CapsuleStore:
             )
         return self._free[place][-1]
 
-    def _find(self, name: str) -> _Held:
+    def _find(self, name: str) -> Held:
         held = self._held.get(name) if isinstance(name, str) else None
         if held is None:
             raise CapsuleError(

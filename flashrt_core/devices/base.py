@@ -7,6 +7,7 @@ memory whose address never changes after :meth:`Device.allocate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,35 @@ class Program(Protocol):
     @property
     def segments(self) -> tuple[str, ...]:
         """Names in replay order."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """What another driver of the device needs, as numbers that C can take.
+
+    Attributes:
+        kind: "cpu", where stages run in Python alone, or "cuda".
+        driver: file name of the CUDA driver library.
+        context, stream: handles of the driver.
+    """
+
+    kind: str
+    driver: str = ""
+    context: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class NativeProgram:
+    """A captured program as handles of the driver; nothing on the CPU.
+
+    Attributes:
+        executable: the graph.
+        events: one before the first segment and one after each.
+    """
+
+    executable: int = 0
+    events: tuple[int, ...] = ()
 
 
 class Device(Protocol):
@@ -93,6 +123,18 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything that was asked for is done."""
+
+    def lend(self) -> Native:
+        """Let somebody else drive: what was written is on the device, and nothing is under way.
+
+        Until :meth:`take_back` no other method is called. DeviceError where that cannot be done.
+        """
+
+    def native(self, program: Program) -> NativeProgram:
+        """The handles of a program."""
+
+    def take_back(self) -> None:
+        """Whatever the buffers held before :meth:`lend` may have changed."""
 
     def close(self) -> None:
         """Release everything; a second call does nothing. Buffers must not be used afterwards."""

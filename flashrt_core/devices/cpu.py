@@ -21,9 +21,8 @@ from torch import Tensor
 from ..contract import BufferSpec
 from ..errors import CaptureError, DeviceError, FlashRTError
 from ..kernels.op import Op
-from .base import Program, Segment
-
-_ALIGNMENT = 256  # bytes; what cudaMalloc gives, so that layouts agree between devices
+from .arena import ALIGNMENT, placed, views
+from .base import Native, NativeProgram, Program, Segment
 
 
 @dataclass
@@ -84,12 +83,9 @@ class CpuDevice:
             raise DeviceError(
                 f"device {self.name!r}", expected="one allocation a device", got="a second one"
             )
-        offsets, size = [], 0
-        for spec in specs:
-            offsets.append(size)
-            size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        offsets, size = placed(specs)
         try:
-            arena = torch.zeros(size + _ALIGNMENT, dtype=torch.uint8, device=place)
+            arena = torch.zeros(size + ALIGNMENT, dtype=torch.uint8, device=place)
         except (RuntimeError, MemoryError) as error:
             raise DeviceError(
                 f"memory of device {self.name!r} for the policy's buffers",
@@ -97,13 +93,8 @@ class CpuDevice:
                 got=str(error).splitlines()[0],
                 remedy="choose a smaller preset or a bf16 precision plan",
             ) from error
-        base = -arena.data_ptr() % _ALIGNMENT
-        return arena, {
-            spec.name: arena[base + offset : base + offset + spec.nbytes]
-            .view(getattr(torch, spec.dtype.value))
-            .view(spec.shape)
-            for spec, offset in zip(specs, offsets, strict=True)
-        }
+        base = -arena.data_ptr() % ALIGNMENT
+        return arena, views(arena[base:], specs, offsets)
 
     def capture(self, segments: Sequence[Segment]) -> CpuProgram:
         """Record each body's calls; CaptureError names the segment that failed."""
@@ -193,6 +184,23 @@ class CpuDevice:
         """On the CPU everything is done when it returns."""
         if self._place.type != "cpu":
             torch.cuda.synchronize(self._place)
+
+    def lend(self) -> Native:
+        """There is nothing to wait for; DeviceError where torch computes elsewhere."""
+        if self._place.type != "cpu":
+            raise DeviceError(
+                f"export on device {self.name!r}",
+                expected="device 'cpu' or 'cuda'",
+                got="torch's references on a GPU",
+            )
+        return Native("cpu")
+
+    def native(self, program: Program) -> NativeProgram:
+        """Nothing: a program is calls of Python."""
+        return NativeProgram()
+
+    def take_back(self) -> None:
+        """Nothing is kept of the buffers."""
 
     def close(self) -> None:
         """Drop the arenas; views that are still held keep them alive."""

@@ -6,7 +6,7 @@ cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +19,16 @@ from ..contract import BufferSpec, Role
 from ..errors import CaptureError, DeviceError, FlashRTError
 from ..kernels.launch import refuse_low_bit
 from ..kernels.op import Op
-from .base import NUMPY_DTYPES, Program, Segment
+from .arena import ALIGNMENT, placed, views
+from .base import NUMPY_DTYPES, Native, NativeProgram, Program, Segment
 from .cublaslt import CublasLt, cache_path, load_cublaslt
-from .cuda_driver import CudaDriver
+from .cuda_driver import LIBRARY, CudaDriver
 from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
 from .cuda_staging import Pinned, Staging
 from .overlap import DEFAULT, Overlap
 
-_ALIGNMENT = 256  # bytes; what the driver's own allocations have
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
 _NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
 
@@ -142,11 +142,11 @@ class CudaDevice:
             )
         self.driver.enter()
         # Windows are neighbours, so that one copy can serve several.
-        offsets, size = _placed(sorted(specs, key=lambda spec: spec.role is not Role.SWAP))
-        self._arena = self._allocate_arena(size + _ALIGNMENT)
-        base = -self._arena.data_ptr() % _ALIGNMENT
+        offsets, size = placed(sorted(specs, key=lambda spec: spec.role is not Role.SWAP))
+        self._arena = self._allocate_arena(size + ALIGNMENT)
+        base = -self._arena.data_ptr() % ALIGNMENT
         self.launcher.memory = (self._arena.data_ptr() + base, size)
-        buffers = _views(self._arena[base:], specs, offsets)
+        buffers = views(self._arena[base:], specs, offsets)
         windows = [buffers[spec.name] for spec in specs if spec.role is Role.SWAP]
         self._staging = Staging(self.driver, self._stream, windows)
         return buffers
@@ -159,9 +159,9 @@ class CudaDevice:
                 "device 'cuda'", expected="one allocation a device", got="a second one"
             )
         self.driver.enter()
-        offsets, size = _placed(specs)
+        offsets, size = placed(specs)
         self._pinned = Pinned(self.driver, size)  # whole pages: aligned
-        return _views(torch.from_numpy(self._pinned.view), specs, offsets)
+        return views(torch.from_numpy(self._pinned.view), specs, offsets)
 
     def capture(self, segments: Sequence[Segment]) -> CudaProgram:
         """Capture each body's kernels into one graph; CaptureError names a failed segment."""
@@ -299,6 +299,23 @@ class CudaDevice:
         self.driver.enter()
         self._staging.synchronize()
 
+    def lend(self) -> Native:
+        """Send what waits in the windows, and wait."""
+        self.driver.enter()
+        self._staging.send()
+        self._staging.synchronize()
+        return Native("cuda", LIBRARY, int(self.driver.context), int(self._stream))
+
+    def native(self, program: Program) -> NativeProgram:
+        """Graph and events."""
+        own = self._own(program)
+        return NativeProgram(int(own.executable), tuple(int(event) for event in own.events))
+
+    def take_back(self) -> None:
+        """What was fetched of the windows is old."""
+        self.driver.enter()
+        self._staging.outdate()
+
     def close(self) -> None:
         """Release graphs, events, stream, library, pinned memory and arena."""
         if self._opened is None:
@@ -352,26 +369,6 @@ class CudaDevice:
             arena = torch.zeros(size, dtype=torch.uint8, device="cuda")
             torch.cuda.synchronize()
         return arena
-
-
-def _placed(specs: Iterable[BufferSpec]) -> tuple[dict[str, int], int]:
-    """Where each buffer of one piece of memory starts, and how large that is."""
-    offsets, size = {}, 0
-    for spec in specs:
-        offsets[spec.name] = size
-        size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return offsets, size
-
-
-def _views(
-    memory: Tensor, specs: Iterable[BufferSpec], offsets: Mapping[str, int]
-) -> dict[str, Tensor]:
-    return {
-        spec.name: memory[offsets[spec.name] :][: spec.nbytes]
-        .view(getattr(torch, spec.dtype.value))
-        .view(spec.shape)
-        for spec in specs
-    }
 
 
 def _bytes(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -21,6 +21,8 @@ from ..errors import DeviceError
 #: CUDA 13.0, the oldest driver that loads machine code of the compiler the kernels are built with.
 MIN_DRIVER = 13000
 MIN_CAPABILITY = (8, 0)
+#: File name of the driver.
+LIBRARY = "libcuda.so.1"
 _REMEDY_EXTRA = "pip install 'flashrt-ros[cuda]', or set device to 'cpu'"
 _REMEDY_CPU = "set device to 'cpu'"
 REMEDY_MEMORY = "stop other programs on it, or choose a smaller preset"
@@ -32,6 +34,7 @@ class CudaDriver:
     Attributes:
         api: the bindings module, for its types and constants.
         calls: driver calls made through :meth:`call`, by name.
+        context: the primary one.
         name, capability, multiprocessors, version: of the GPU and its driver.
     """
 
@@ -56,7 +59,7 @@ class CudaDriver:
                 got="{}.{}".format(*self.capability),
                 remedy=_REMEDY_CPU,
             )
-        self._context = self.call("cuDevicePrimaryCtxRetain", self.device)
+        self.context = self.call("cuDevicePrimaryCtxRetain", self.device)
         try:
             self.enter()
         except BaseException:
@@ -103,7 +106,7 @@ class CudaDriver:
         """Make the context current in the calling thread."""
         thread = threading.get_ident()
         if thread != self._thread:
-            self.call("cuCtxSetCurrent", self._context)
+            self.call("cuCtxSetCurrent", self.context)
             self._thread = thread
 
     def close(self) -> None:
@@ -143,7 +146,7 @@ class CudaDriver:
 def load_bindings() -> ModuleType:
     """``cuda.bindings.driver``; DeviceError when the driver library or the package is missing."""
     try:
-        ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise no_driver() from error
     try:
@@ -160,7 +163,7 @@ def no_driver() -> DeviceError:
     return DeviceError(
         "device 'cuda'",
         expected="an NVIDIA GPU with its driver",
-        got="no driver library (libcuda.so.1) on this machine",
+        got=f"no driver library ({LIBRARY}) on this machine",
         remedy="install the NVIDIA driver, or set device to 'cpu'",
     )
 

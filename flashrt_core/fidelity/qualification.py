@@ -274,4 +274,4 @@ def _check(stages: Mapping[str, Error], gates: Gates) -> Iterator[Gate]:
 
 
 def _read(session: Session, name: str) -> Array:
-    return session.engine.device.read(session.engine.buffers[name])
+    return session.engine.device.read(session.buffers[name])

@@ -68,7 +68,7 @@ def test_a_result_holds_all_that_is_named(tmp_path: Path) -> None:
 
 def test_a_changed_bit_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_copy(store: CapsuleStore, name: str, slot: Tensor) -> HostState:
-        return store.load(name, "main")
+        return store._find(name).host
 
     monkeypatch.setattr(CapsuleStore, "copy_to", no_copy)
     output = tmp_path / "capsule.json"

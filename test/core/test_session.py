@@ -262,7 +262,7 @@ class TestSessions:
         assert np.allclose(other.act().raw, raw(2, "xyz", 1, seed=1))
         with pytest.raises(StaleStateError, match="session switch"):
             main.decide()
-        assert engine.switches == 4
+        assert engine.traffic.switches == 4
 
     def test_fork_continues_as_its_source_would(self, engine: Engine, main: Session) -> None:
         main.decide(toy.see(1))

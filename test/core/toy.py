@@ -161,6 +161,7 @@ def engine(
     max_sessions: int = 3,
     capsule_slots: int = 2,
     host_slots: int = 0,
+    working_sets: int = 1,
     bodies=body,
 ) -> Engine:
     spec, device = contract(), open_device("cpu")
@@ -180,6 +181,7 @@ def engine(
         max_sessions=max_sessions,
         capsule_slots=capsule_slots,
         host_slots=host_slots,
+        working_sets=working_sets,
     )
 
 

@@ -1,0 +1,100 @@
+/* What Python hands to the library, and takes back. Not for hosts: both halves ship together, and
+ * FLASHRT_HANDOVER_VERSION with the sizes of all records says whether they fit.
+ *
+ * Python owns every record and keeps it until flashrt_handover_end. Sessions, slots and sets are worked
+ * on in place: what the library leaves in them is what Python reads back, so there is one state and
+ * never two that could differ.
+ */
+#ifndef FLASHRT_HANDOVER_H
+#define FLASHRT_HANDOVER_H
+
+#include "../include/flashrt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FLASHRT_HANDOVER_VERSION 1u
+enum { FLASHRT_FOREIGN_PROMPT = 1, FLASHRT_FOREIGN_OBSERVATION = 2 };
+
+/* What a session knows outside the buffers, and a capsule holds beside the bytes of its regions. */
+typedef struct flashrt_held {
+  uint32_t shape;
+  uint32_t origin;  /* which of Python's host states it began as; FLASHRT_NONE: of none */
+  uint32_t foreign; /* what of that the host has overwritten since: FLASHRT_FOREIGN_... */
+  uint32_t reserved;
+  uint64_t decisions;
+  uint64_t made;   /* bit i: a result of stage i is retained */
+  uint64_t staged; /* bit i: the value of input i behind that result is in the staged block */
+  uint64_t staged_bytes[FLASHRT_MAX_INPUTS];
+  uint64_t lineage[FLASHRT_MAX_STAGES][FLASHRT_MAX_INPUTS]; /* epochs; 0: not made from it */
+} flashrt_held;
+
+typedef struct flashrt_seat {
+  uint32_t used;
+  uint32_t forked; /* 1: made by flashrt_fork */
+  uint32_t working_set;
+  uint32_t parked; /* 1: its parking slot holds its state */
+  uint64_t clock;
+  uint64_t announced; /* bit i: input i has a new value that is not here yet */
+  uint64_t epochs[FLASHRT_MAX_INPUTS]; /* 0: absent */
+  uint64_t parking;                    /* address of a slot */
+  uint8_t *staged_block;               /* values of staged inputs, one behind the other */
+  char name[FLASHRT_NAME_BYTES];
+  flashrt_held held;
+} flashrt_seat;
+
+typedef struct flashrt_shelf {
+  uint64_t address;
+  uint8_t *staged_block;
+  flashrt_slot slot;
+  flashrt_held held;
+} flashrt_shelf;
+
+typedef struct flashrt_program {
+  flashrt_graph graph;
+  const uint64_t *events; /* CUevent: one before the first stage and one behind each */
+} flashrt_program;
+
+/* Runs program `index` of the table; 0, or an error whose text (at most `room` bytes) goes to `error`. */
+typedef int32_t (*flashrt_replay_fn)(uint32_t index, float *stage_ms, char *error, uint64_t room);
+
+typedef struct flashrt_handover {
+  uint32_t version;
+  uint32_t device;
+  uint32_t shapes, buffers, inputs, outputs, stages, regions, slots, seats, sets, programs; /* of a set */
+  const char *policy;
+  const char *digest;
+  const char *identity;
+  const flashrt_shape *shape;
+  const flashrt_buffer *buffer; /* [sets][buffers] */
+  const flashrt_input *input;
+  const flashrt_output *output;
+  const flashrt_stage *stage;
+  const flashrt_region *region;
+  const flashrt_program *program; /* [sets][programs] */
+  flashrt_shelf *shelf;
+  flashrt_seat *seat;
+  uint32_t *resident; /* [sets]: seat whose state the buffers hold, or FLASHRT_NONE */
+  uint64_t slot_bytes;
+  uint64_t switches, moved_bytes;
+  const char *driver; /* file name of the CUDA driver library */
+  void *context;      /* CUcontext */
+  void *stream;       /* CUstream */
+  flashrt_replay_fn replay; /* of the CPU device */
+} flashrt_handover;
+
+typedef struct flashrt_engine flashrt_engine;
+
+/* Sizes of the records above, for a comparison with Python's; how many there are. */
+FLASHRT_API uint32_t flashrt_handover_sizes(uint32_t *sizes, uint32_t room);
+FLASHRT_API flashrt_status flashrt_handover_begin(flashrt_handover *plan, flashrt_engine **out);
+FLASHRT_API flashrt_status flashrt_handover_open(flashrt_engine *engine, uint32_t seat, flashrt_session **out);
+/* Waits for the device and retires every handle; no call may be running. */
+FLASHRT_API flashrt_status flashrt_handover_end(flashrt_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,100 @@
+#include "ledger.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "status.hpp"
+
+namespace flashrt {
+
+void Ledger::written(uint32_t input) {
+  seat_.epochs[input] = ++seat_.clock;
+  seat_.announced &= ~bit(input);
+}
+
+void Ledger::ran(uint32_t stage) {
+  flashrt_held &held = seat_.held;
+  uint64_t lineage[FLASHRT_MAX_INPUTS] = {};
+  for (uint32_t before = 0; before < plan_.stages; ++before) {
+    if (!has(plan_.stage[stage].requires_stages, before)) continue;
+    for (uint32_t input = 0; input < plan_.inputs; ++input) {
+      if (held.lineage[before][input] != 0) lineage[input] = held.lineage[before][input];
+    }
+  }
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    if (has(plan_.stage[stage].reads_inputs, input) && seat_.epochs[input] != 0) lineage[input] = seat_.epochs[input];
+  }
+  std::memcpy(held.lineage[stage], lineage, sizeof lineage);
+  held.made |= bit(stage);
+}
+
+void Ledger::restored() {
+  std::memset(seat_.epochs, 0, sizeof seat_.epochs);
+  seat_.announced = 0;
+  // A later write must never reuse an epoch that the lineage already names.
+  for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
+    if (!has(seat_.held.made, stage)) continue;
+    for (uint32_t input = 0; input < plan_.inputs; ++input) {
+      seat_.clock = std::max(seat_.clock, seat_.held.lineage[stage][input]);
+    }
+  }
+}
+
+uint32_t Ledger::newer(uint32_t stage) const {
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    const uint64_t made_from = seat_.held.lineage[stage][input], now = seat_.epochs[input];
+    if (made_from != 0 && now != 0 && now != made_from) return input;
+  }
+  return FLASHRT_NONE;
+}
+
+flashrt_status Ledger::check(uint32_t stage, bool allow_stale, uint64_t before) const {
+  const flashrt_stage &spec = plan_.stage[stage];
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    if (!has(spec.reads_inputs, input)) continue;
+    const char *name = plan_.input[input].name;
+    if (has(seat_.announced, input)) {
+      return fail(FLASHRT_E_UNWRITTEN,
+                  "stage '%s' reads input '%s': expected its new value, got a change that was announced only; "
+                  "write the input first",
+                  spec.name, name);
+    }
+    if (seat_.epochs[input] == 0) {
+      return fail(FLASHRT_E_UNWRITTEN,
+                  "stage '%s' reads input '%s': expected a value written for this session, got none since the "
+                  "start or a restore; write the input first",
+                  spec.name, name);
+    }
+  }
+  for (uint32_t needed = 0; needed < plan_.stages; ++needed) {
+    if (!has(spec.requires_stages, needed) || has(before, needed)) continue;
+    const char *name = plan_.stage[needed].name;
+    if (!has(seat_.held.made, needed)) {
+      return fail(FLASHRT_E_STALE, "stage '%s': expected stage '%s' to have run, got no retained result; run it first",
+                  spec.name, name);
+    }
+    const uint32_t input = newer(needed);
+    if (input != FLASHRT_NONE && !allow_stale) {
+      return fail(FLASHRT_E_STALE,
+                  "stage '%s' would use '%s': expected a result of the current inputs, got one from before the last "
+                  "write of '%s'; run it again, or pass FLASHRT_ALLOW_STALE",
+                  spec.name, name, plan_.input[input].name);
+    }
+  }
+  return FLASHRT_OK;
+}
+
+uint32_t Ledger::validity(uint32_t stage) const {
+  if (!has(seat_.held.made, stage)) return FLASHRT_ABSENT;
+  return newer(stage) == FLASHRT_NONE ? FLASHRT_CURRENT : FLASHRT_STALE;
+}
+
+bool Ledger::due(uint32_t transform) const {
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    const bool reads = has(plan_.stage[transform].reads_inputs, input);
+    if (reads && (seat_.epochs[input] == 0 || has(seat_.announced, input))) return false;
+  }
+  return !has(seat_.held.made, transform) || newer(transform) != FLASHRT_NONE;
+}
+
+}  // namespace flashrt

@@ -1,0 +1,39 @@
+// Which inputs every retained result was made from: the rules of flashrt_core/freshness.py, over the
+// records that Python reads back.
+#pragma once
+
+#include "handover.h"
+
+namespace flashrt {
+
+inline bool has(uint64_t mask, uint32_t bit) { return (mask >> bit & 1) != 0; }
+inline uint64_t bit(uint32_t index) { return uint64_t{1} << index; }
+
+class Ledger {
+ public:
+  Ledger(const flashrt_handover &plan, flashrt_seat &seat) : plan_(plan), seat_(seat) {}
+
+  // The window of `input` holds a new value.
+  void written(uint32_t input);
+  // `stage` has replayed on the current windows and its prerequisites' results.
+  void ran(uint32_t stage);
+  // Nothing retained can be trusted: a replay failed, or the shape changed.
+  void forget() { seat_.held.made = 0; }
+  // The retained results are those of seat.held; every window is absent.
+  void restored();
+  // E_UNWRITTEN or E_STALE unless `stage` may run now, behind the stages of `before` in one replay.
+  flashrt_status check(uint32_t stage, bool allow_stale, uint64_t before) const;
+  // FLASHRT_ABSENT, FLASHRT_STALE or FLASHRT_CURRENT.
+  uint32_t validity(uint32_t stage) const;
+  // Whether a transform has to run: all it reads is written, and its result is not of that.
+  bool due(uint32_t transform) const;
+
+ private:
+  // An input that has changed since `stage` ran; FLASHRT_NONE if there is none.
+  uint32_t newer(uint32_t stage) const;
+
+  const flashrt_handover &plan_;
+  flashrt_seat &seat_;
+};
+
+}  // namespace flashrt
