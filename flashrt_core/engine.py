@@ -115,7 +115,7 @@ class Engine:
     @property
     def store(self) -> CapsuleStore:
         """The capsules; SessionError while the sessions are exported."""
-        self._check_here("capsules")
+        self.check_here("capsules")
         return self._store
 
     def set_of(self, session: Session) -> WorkingSet:
@@ -186,7 +186,7 @@ class Engine:
     def drop_session(self, name: str) -> None:
         """Forget a session and free its parking slot; its capsules stay."""
         session = self.session(name)
-        self._check_here(f"session {name!r}")
+        self.check_here(f"session {name!r}")
         working = self._set_of.pop(name)
         if working.resident is session:
             working.resident = None
@@ -203,7 +203,7 @@ class Engine:
             working = self._set_of.get(session.name)
             if working is not None and working.resident is session:
                 return
-        self._check_here(f"session {session.name!r}")
+        self.check_here(f"session {session.name!r}")
         if self.sessions.get(session.name) is not session:
             raise SessionError(
                 f"session {session.name!r}", expected="a live session", got="one that was dropped"
@@ -310,7 +310,8 @@ class Engine:
         for names in [*((name,) for name in transforms), whole]:
             self.device.replay(self.program(shape, names))
 
-    def _check_here(self, what: str) -> None:
+    def check_here(self, what: str) -> None:
+        """SessionError about ``what`` while the sessions are exported."""
         if self.lent is not None:
             raise SessionError(
                 what,
@@ -320,7 +321,7 @@ class Engine:
             )
 
     def _claim(self, name: str) -> None:
-        self._check_here(f"session {name!r}")
+        self.check_here(f"session {name!r}")
         check_text("session name", name, error=SessionError)
         if name in self.sessions:
             raise SessionError(

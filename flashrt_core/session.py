@@ -107,6 +107,7 @@ class Session:
         InputError when it is no text, is empty, shows nothing, holds control characters other than
         newline and tab, or is too long for the captured buckets; the old prompt stays.
         """
+        self.engine.check_here(f"session {self.name!r}")
         check_text("prompt", text, error=InputError, controls="\n\t", example="an instruction")
         self.processor.check_prompt(text)
         if text != self._host.prompt:

@@ -59,7 +59,8 @@ def test_a_gpu_gets_the_extra_of_the_project_beside_the_pins(
 ) -> None:
     environment.set_up(dev=True, gpu=True)
     assert list(steps) == [
-        "python", "packages", "dev-packages", "cuda-packages", "interfaces", "c-interface", "project"
+        "python", "packages", "dev-packages", "cuda-packages",
+        "interfaces", "c-interface", "project",
     ]  # fmt: skip
     commands: list[list[str]] = []
     monkeypatch.setattr(environment, "call", lambda command, **_: commands.append(command))

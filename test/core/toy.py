@@ -26,7 +26,7 @@ from flashrt_core.contract import (
     StageSpec,
     Update,
 )
-from flashrt_core.devices import open_device
+from flashrt_core.devices import Device, open_device
 from flashrt_core.engine import Engine, Plan
 from flashrt_core.errors import InputError
 from flashrt_core.fingerprint import fingerprint
@@ -163,8 +163,9 @@ def engine(
     host_slots: int = 0,
     working_sets: int = 1,
     bodies=body,
+    device: Device | None = None,
 ) -> Engine:
-    spec, device = contract(), open_device("cpu")
+    spec, device = contract(), device or open_device("cpu")
     identity = fingerprint(
         spec,
         config={},

@@ -1,0 +1,231 @@
+"""C and Python keep one set of rules and one state: the same calls, in any order, do the same.
+
+Two engines of the same plan, one driven by Python and one by C; now and then the second is taken
+back and handed over again. Statuses, actions, capsules and decision indices agree at every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashrt_core.devices import Device
+from flashrt_core.engine import Engine
+from flashrt_core.errors import CapsuleError, CapsuleStoreFullError, FlashRTError, StaleStateError
+from flashrt_core.session import Session, noise_for
+from test.abi import host as api
+from test.abi.host import FakeCuda, Host, LentCuda
+from test.core import toy
+
+#: What Python raises -> what C may answer.
+ANSWERS: dict[type[FlashRTError], set[int]] = {
+    StaleStateError: {api.UNWRITTEN, api.STALE},
+    CapsuleStoreFullError: {api.CAPSULE_FULL},
+    CapsuleError: {api.CAPSULE, api.NOT_MADE},
+}
+STAGES, NAMES = ("prompt", "context", "action"), ("a", "b", "c")
+
+
+class Twins:
+    """The same session twice."""
+
+    def __init__(self, device: Device | None, sets: int = 1) -> None:
+        self.engines: list[Engine] = []
+        for each in (None, device):
+            engine = toy.engine(device=each, host_slots=1, working_sets=sets)
+            session = engine.create_session("main", seed=7, prompt="ab")
+            session.decide(toy.see(3))
+            session.snapshot("held")
+            engine.store.to_host("held")
+            self.engines.append(engine)
+        self.lend()
+
+    @property
+    def python(self) -> Session:
+        return self.engines[0].session("main")
+
+    def lend(self) -> None:
+        self.host = Host(self.engines[1].session("main").export())
+
+    def both(self, here: Any, there: Any) -> None:
+        """Do the same on both sides; they agree on whether it may be done."""
+        status = there()
+        try:
+            here()
+        except FlashRTError as error:
+            assert status in ANSWERS[type(error)], f"{error} / {status} {self.host.error()}"
+        else:
+            assert status == api.OK, self.host.error()
+
+    def write(self, values: dict[str, Any]) -> None:
+        self.both(
+            lambda: self.python.write(values),
+            lambda: max(self.host.write(name, value) for name, value in values.items()),
+        )
+
+    def compare(self) -> None:
+        """State that shows outside."""
+        state = self.host.get(api.records.State)
+        assert state.decisions == self.python.decisions
+        here = sorted(info.name for info in self.engines[0].store.list())
+        slots = [self.host.get(api.records.Slot, index) for index in range(3)]
+        assert here == sorted(slot.name.decode() for slot in slots if slot.full)
+
+
+def step(twins: Twins, draw: np.random.Generator) -> None:
+    kind = draw.integers(0, 10)
+    python, host, name = twins.python, twins.host, str(draw.choice(NAMES))
+    stale = bool(draw.integers(0, 2))
+    noise = noise_for(int(draw.integers(0, 3)), 0, (2, 3))
+    if kind <= 1:
+        twins.write({"image": np.full((2, 2, 3), draw.integers(0, 4), np.uint8)})
+    elif kind == 2:
+        # Python runs the transform with the write, C when it is asked to or with the next decision.
+        tokens = np.array([97 + draw.integers(0, 2), 98, 0, 0], np.int32)
+        twins.write({"tokens": tokens})
+        if host.get(api.records.Stage, 0).validity != 2:
+            assert host.run("prompt") == api.OK
+    elif kind == 3:
+        stage = str(draw.choice(STAGES))
+        twins.both(
+            lambda: python.run(stage, allow_stale=stale), lambda: host.run(stage, int(stale))
+        )
+    elif kind <= 6:
+        assert host.write("noise", noise) == api.OK  # Python writes it with the decision
+        last = kind == 6
+        twins.both(
+            lambda: (
+                python.act(noise=noise, allow_stale=stale) if last else python.decide(noise=noise)
+            ),
+            lambda: host.act(int(stale)) if last else host.decide(),
+        )
+    elif kind == 7:
+        twins.both(lambda: python.snapshot(name), lambda: host.call("snapshot", name.encode()))
+    elif kind == 8:
+        name = str(draw.choice([*NAMES, "held"]))
+        twins.both(lambda: python.restore(name), lambda: host.call("restore", name.encode()))
+    else:
+        store = twins.engines[0].store
+        twins.both(lambda: store.drop(name), lambda: host.call("drop", name.encode()))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order(library_path: Any, driver: FakeCuda, kind: str, seed: int) -> None:
+    twins = Twins(LentCuda(driver) if kind == "cuda" else None, sets=1 + seed % 2)
+    draw = np.random.default_rng(seed)
+    for index in range(250):
+        step(twins, draw)
+        twins.compare()
+        if index % 40 == 39:
+            twins.host.export.close()
+            ours, theirs = (engine.session("main") for engine in twins.engines)
+            assert ours.ledger.page().lineage == theirs.ledger.page().lineage
+            assert ours.shape == theirs.shape
+            assert {*ours.host_state().staged} == {*theirs.host_state().staged}
+            assert ours.read("actions").tobytes() == theirs.read("actions").tobytes()
+            for info in twins.engines[0].store.list():
+                mine, other = (engine.store.export(info.name) for engine in twins.engines)
+                assert mine.payload.tobytes() == other.payload.tobytes()
+                assert mine.host.lineage == other.host.lineage
+                assert (mine.info.decision, mine.info.place) == (
+                    other.info.decision,
+                    other.info.place,
+                )
+            twins.lend()
+    twins.host.export.close()
+    assert driver.library.fake_pinned() == 0
+
+
+def test_what_python_left_goes_on(main: Session) -> None:
+    """Windows, results, capsules: without a single write the next decision is Python's next."""
+    main.snapshot("mark")
+    noise = noise_for(7, 1, (2, 3))
+    with main.export() as export:
+        host = Host(export)
+        host.do("restore", b"mark")
+        assert host.write("noise", noise) == host.act() == api.OK
+        assert np.array_equal(host.read(), toy.expected(3, "ab", noise).astype(np.float32))
+        assert host.get(api.records.State).decisions == 2
+    assert main.decisions == 2 and main.prompt == "ab"
+    assert np.allclose(main.decide(toy.see(5)).raw, toy.expected(5, "ab", noise_for(7, 2, (2, 3))))
+
+
+def test_what_c_left_goes_on(main: Session) -> None:
+    noise = noise_for(7, 1, (2, 3))
+    with main.export() as export:
+        host = Host(export)
+        host.write("image", np.full((2, 2, 3), 8, np.uint8))
+        host.write("noise", noise)
+        assert host.decide() == api.OK
+        host.do("snapshot", b"c")
+        branch = host.fork("branch")
+        branch.write("noise", noise)
+        assert branch.act() == api.OK and branch.read().tobytes() == host.read().tobytes()
+    engine = main.engine
+    assert sorted(engine.sessions) == ["branch", "main"]
+    assert engine.store.info("c").prompt == "ab" and engine.store.info("c").decision == 2
+    following = noise_for(7, 3, (2, 3))
+    expected = toy.expected(8, "ab", following).astype(np.float32)
+    assert np.array_equal(engine.session("branch").act(noise=following).raw, expected)
+    assert np.array_equal(main.act(noise=following).raw, expected)
+    assert main.host_state().stamp_ns == 0  # of an image that Python never saw
+
+
+def test_the_text_of_tokens_that_c_wrote_is_unknown(main: Session) -> None:
+    with main.export() as export:
+        host = Host(export)
+        assert host.write("tokens", np.array([97, 98, 0, 0], np.int32)) == api.OK
+        assert host.get(api.records.Stage, 0).validity == 2, "the same tokens change nothing"
+        host.do("snapshot", b"ab")
+        assert host.write("tokens", np.array([99, 98, 0, 0], np.int32)) == api.OK
+        assert host.get(api.records.Stage, 0).validity == 1
+        assert host.act() == api.STALE
+        assert host.write("noise", noise_for(0, 0, (2, 3))) == host.decide() == api.OK
+    assert main.prompt == "" and main.engine.store.info("ab").prompt == "ab"
+    with pytest.raises(FlashRTError, match="set_prompt"):
+        main.observe(toy.see(1))
+    main.restore("ab")
+    assert main.prompt == "ab"
+
+
+def test_python_does_not_drive_meanwhile(main: Session) -> None:
+    engine = main.engine
+    other = engine.create_session("other", prompt="cd")
+    store = engine.store
+    with main.export():
+        for use in (
+            lambda: main.decide(toy.see(1)),
+            lambda: main.act(),
+            lambda: main.run("prompt"),
+            lambda: main.read("actions"),
+            lambda: main.snapshot("x"),
+            lambda: main.restore("x"),
+            lambda: main.select_shape(toy.SMALL),
+            lambda: other.decide(toy.see(1)),
+            lambda: engine.create_session("new"),
+            lambda: engine.fork("new", source="main"),
+            lambda: engine.drop_session("other"),
+            lambda: engine.store,
+            lambda: main.set_prompt("xy"),
+        ):
+            with pytest.raises(FlashRTError, match="exported to the C interface.*close the export"):
+                use()
+        with pytest.raises(FlashRTError, match="one that is exported"):
+            main.export()
+        with other.export() as second:
+            assert Host(second).get(api.records.State).name == b"other"
+        with pytest.raises(FlashRTError, match="exported"):
+            other.decide(toy.see(1))  # one export is left
+    assert engine.store is store
+    main.decide(toy.see(1))
+    other.decide(toy.see(1))
+
+
+def test_closing_the_engine_retires_handles(main: Session) -> None:
+    host = Host(main.export())
+    main.engine.close()
+    assert host.decide() == api.CLOSED
+    host.export.close()
