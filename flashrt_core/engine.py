@@ -292,12 +292,14 @@ class Engine:
 
     def close(self) -> None:
         """Release the device's memory. Sessions must not be used afterwards."""
-        if self.lent is not None:
-            self.lent.take_back()
-        self.sessions.clear()
-        for working in self.sets:
-            working.resident = None
-        self.device.close()
+        try:
+            if self.lent is not None:
+                self.lent.take_back()
+        finally:
+            self.sessions.clear()
+            for working in self.sets:
+                working.resident = None
+            self.device.close()
 
     def _warm_up(self) -> None:
         """Replay the largest shape once: libraries set up lazily, and a robot must not wait.

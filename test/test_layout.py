@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flashrt_core", "flashrt_ros")
 
 SOFT_LINES, HARD_LINES, FUNCTION_LINES = 400, 600, 60
+C_SUFFIXES = (".h", ".hpp", ".c", ".cpp")
 # File -> why it may pass the soft limit.
 LONG_FILES: dict[str, str] = {}
 
@@ -206,6 +207,15 @@ def test_file_sizes() -> None:
         assert lines <= SOFT_LINES or LONG_FILES.get(name), (
             f"{name}: {lines} lines, over {SOFT_LINES}; split it, or give the reason in LONG_FILES"
         )
+
+
+def test_c_file_sizes() -> None:
+    folders = (ROOT / "csrc" / "abi", ROOT / "csrc" / "include", ROOT / "test" / "abi")
+    found = [path for folder in folders for path in folder.iterdir() if path.suffix in C_SUFFIXES]
+    assert len(found) > 10
+    for path in found:
+        lines = len(path.read_text().splitlines())
+        assert lines <= SOFT_LINES, f"{path.relative_to(ROOT)}: {lines} lines"
 
 
 def test_size_exemptions_are_needed() -> None:

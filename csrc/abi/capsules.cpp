@@ -62,19 +62,19 @@ flashrt_status Engine::snapshot(uint32_t index, const char *name) {
   Use use(*this);
   FLASHRT_TRY(use.status());
   shelf.slot.full = 0;  // in case the copy fails halfway
-  FLASHRT_TRY(copy_regions(index, seat.held.shape, shelf.address, true, nullptr));
+  FLASHRT_TRY(copy_regions(index, seat.held.shape, slot(shelf), true, nullptr));
   shelf.held = seat.held;
   copy_staged(shelf.staged_block, seat.staged_block);
-  flashrt_slot &slot = shelf.slot;
-  slot.full = 1;
-  slot.shape = seat.held.shape;
-  slot.bytes = slot_bytes(slot.shape);
-  slot.decision = seat.held.decisions;
-  slot.created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+  flashrt_slot &told = shelf.slot;
+  told.full = 1;
+  told.shape = seat.held.shape;
+  told.bytes = slot_bytes(told.shape);
+  told.decision = seat.held.decisions;
+  told.created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                         std::chrono::system_clock::now().time_since_epoch())
                         .count();
-  std::snprintf(slot.name, sizeof slot.name, "%s", name);
-  std::memcpy(slot.session, seat.name, sizeof slot.session);
+  std::snprintf(told.name, sizeof told.name, "%s", name);
+  std::memcpy(told.session, seat.name, sizeof told.session);
   return FLASHRT_OK;
 }
 
@@ -93,7 +93,7 @@ flashrt_status Engine::restore(uint32_t index, const char *name) {
   Use use(*this);
   FLASHRT_TRY(use.status());
   ledger(index).forget();  // in case the copy fails halfway
-  FLASHRT_TRY(copy_regions(index, shelf.slot.shape, shelf.address, false, nullptr));
+  FLASHRT_TRY(copy_regions(index, shelf.slot.shape, slot(shelf), false, nullptr));
   seat.held = shelf.held;
   copy_staged(seat.staged_block, shelf.staged_block);
   ledger(index).restored();
@@ -147,16 +147,23 @@ flashrt_status Engine::fork(Engine &from, uint32_t index, const char *capsule, E
   const flashrt_held &held = shelf != nullptr ? shelf->held : parent.held;
   flashrt_seat &seat = to.plan_.seat[chosen];
   {
+    // Engines have streams of their own: what is under way in the one is waited for before the other
+    // writes, and the other way round.
+    if (!same) {
+      Use there(to);
+      FLASHRT_TRY(there.status());
+      FLASHRT_TRY(to.device_->wait());
+    }
     if (shelf == nullptr) FLASHRT_TRY(from.admit(index));
     Use use(from);
     FLASHRT_TRY(use.status());
     if (held.made != 0 && shelf == nullptr) {
-      FLASHRT_TRY(from.copy_regions(index, held.shape, seat.parking, true, nullptr));
+      FLASHRT_TRY(from.copy_regions(index, held.shape, parking(seat), true, nullptr));
     } else if (held.made != 0) {
       const uint64_t bytes = from.slot_bytes(held.shape);
-      FLASHRT_TRY(from.device_->copy(Rows{seat.parking, shelf->address, bytes, bytes, bytes, 1}));
+      FLASHRT_TRY(from.device_->copy(Rows{seat.parking, shelf->address, bytes, bytes, bytes, 1, slot(*shelf).host}));
     }
-    if (!same) FLASHRT_TRY(from.device_->wait());  // the other engine has a stream of its own
+    if (!same) FLASHRT_TRY(from.device_->wait());
   }
   // The set with the fewest sessions, as Python chooses.
   uint32_t best = 0, fewest = FLASHRT_NONE;

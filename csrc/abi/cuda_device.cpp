@@ -28,6 +28,7 @@ struct Copy2d {
 };
 static_assert(sizeof(Copy2d) == 128, "the driver's layout");
 
+constexpr int kDevice = 2;   // CU_MEMORYTYPE_DEVICE
 constexpr int kUnified = 4;  // CU_MEMORYTYPE_UNIFIED: addresses of pinned host memory are the GPU's too
 
 struct Api {
@@ -115,7 +116,7 @@ class CudaDevice final : public Device {
 
   flashrt_status copy(const Rows &rows) override {
     Copy2d copy;
-    copy.from_kind = copy.to_kind = kUnified;
+    copy.from_kind = copy.to_kind = rows.host ? kUnified : kDevice;
     copy.from = rows.from;
     copy.to = rows.to;
     copy.from_pitch = rows.from_pitch > rows.width ? rows.from_pitch : rows.width;

@@ -13,6 +13,7 @@ struct Rows {
   uint64_t to, from;
   uint64_t to_pitch, from_pitch;
   uint64_t width, rows;
+  bool host;  // one of the two is memory of the host
 };
 
 class Device {

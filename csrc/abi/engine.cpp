@@ -149,14 +149,14 @@ flashrt_status Engine::admit(uint32_t index) {
   if (resident != FLASHRT_NONE) {
     flashrt_seat &outgoing = plan_.seat[resident];
     if (outgoing.held.shape != FLASHRT_NONE && outgoing.held.made != 0) {
-      FLASHRT_TRY(copy_regions(resident, outgoing.held.shape, outgoing.parking, true, &plan_.moved_bytes));
+      FLASHRT_TRY(copy_regions(resident, outgoing.held.shape, parking(outgoing), true, &plan_.moved_bytes));
       outgoing.parked = 1;
     }
     ++plan_.switches;
   }
   resident = FLASHRT_NONE;  // in case what follows fails: then the buffers hold nobody's state
   if (seat.parked != 0 && seat.held.shape != FLASHRT_NONE) {
-    FLASHRT_TRY(copy_regions(index, seat.held.shape, seat.parking, false, &plan_.moved_bytes));
+    FLASHRT_TRY(copy_regions(index, seat.held.shape, parking(seat), false, &plan_.moved_bytes));
     seat.parked = 0;
   }
   resident = index;
@@ -176,18 +176,20 @@ uint64_t Engine::slot_bytes(uint32_t shape) const {
   return bytes;
 }
 
-flashrt_status Engine::copy_regions(uint32_t seat, uint32_t shape, uint64_t slot, bool to_slot, uint64_t *moved) {
-  uint64_t place = slot;
+flashrt_status Engine::copy_regions(uint32_t seat, uint32_t shape, Slot slot, bool to_slot, uint64_t *moved) {
+  uint64_t place = slot.address;
   for (uint32_t index = 0; index < plan_.regions; ++index) {
     const flashrt_region &region = plan_.region[index];
     if (region.shape != shape) continue;
     const uint64_t address = buffer(seat, region.buffer).address + region.offset;
-    Rows rows{place, address, region.row_bytes, region.pitch, region.row_bytes, region.rows};
-    if (!to_slot) rows = Rows{address, place, region.pitch, region.row_bytes, region.row_bytes, region.rows};
+    Rows rows{place, address, region.row_bytes, region.pitch, region.row_bytes, region.rows, slot.host};
+    if (!to_slot) {
+      rows = Rows{address, place, region.pitch, region.row_bytes, region.row_bytes, region.rows, slot.host};
+    }
     FLASHRT_TRY(device_->copy(rows));
     place += region.row_bytes * region.rows;
   }
-  if (moved != nullptr) *moved += place - slot;
+  if (moved != nullptr) *moved += place - slot.address;
   return FLASHRT_OK;
 }
 

@@ -50,6 +50,9 @@ flashrt_status Engine::write(uint32_t index, uint32_t input, const uint8_t *data
   if (input >= plan_.inputs) return fail(FLASHRT_E_INDEX, "input %u: expected one of %u", input, plan_.inputs);
   if (data == nullptr) return fail(FLASHRT_E_ARGUMENT, "input %u: expected a value, got null", input);
   const flashrt_input &spec = plan_.input[input];
+  if (spec.update == FLASHRT_UPDATE_SETUP) {
+    return fail(FLASHRT_E_INPUT, "input '%s': expected one that may change, got one of the set-up", spec.name);
+  }
   const bool fits = spec.shorter != 0 ? bytes > 0 && bytes <= spec.bytes && bytes % item_bytes(spec.dtype) == 0
                                       : bytes == spec.bytes;
   if (!fits) {

@@ -6,14 +6,14 @@ import ctypes
 import os
 from pathlib import Path
 
-from ..errors import DeviceError, FlashRTError
+from ..errors import DeviceError
 from . import records
 
 NAME = "libflashrt.so"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-class NativeError(FlashRTError):
+class NativeError(DeviceError):
     """A call of the library failed; ``status`` is its code."""
 
     def __init__(self, what: str, status: int, text: str) -> None:

@@ -81,7 +81,9 @@ API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream
 API int cuMemcpy2DAsync_v2(const copy_2d *copy, void *stream) {
   const int code = called("copy");
   if (code != 0) return code;
-  if (stream == NULL || copy->from_kind != 4 || copy->to_kind != 4) return 1;
+  if (stream == NULL || copy->from_kind != copy->to_kind) return 1;
+  if (copy->from_kind != 2 && copy->from_kind != 4) return 1;
+  called(copy->from_kind == 4 ? "host" : "device");
   if (copy->from_pitch < copy->width || copy->to_pitch < copy->width) return 1; /* as the real one */
   for (size_t row = 0; row < copy->height; ++row) {
     memcpy((void *)(uintptr_t)(copy->to + row * copy->to_pitch),

@@ -57,7 +57,7 @@ enum {
   FLASHRT_E_FINGERPRINT = -7,    /* state of another plan */
   FLASHRT_E_CLOSED = -8,         /* the handle was closed, or Python has taken the session back */
   FLASHRT_E_VERSION = -9,        /* the two halves of the package are of different versions */
-  FLASHRT_E_INPUT = -11,         /* a value that its input cannot take: NaN or infinity */
+  FLASHRT_E_INPUT = -11,         /* a value that its input cannot take: NaN, or any after set-up */
   FLASHRT_E_STALE = -12,         /* a stage would act on results made from older inputs, or on none */
   FLASHRT_E_SHAPE = -13,         /* no shape in use, or one that was not captured */
   FLASHRT_E_DEVICE = -20,        /* the device failed; retained state is void */
@@ -82,7 +82,7 @@ enum {
 };
 /* Who may change a buffer: nobody, the host, a stage for later stages, a stage for itself. */
 enum { FLASHRT_STATIC = 1, FLASHRT_SWAP = 2, FLASHRT_STATE = 3, FLASHRT_SCRATCH = 4 };
-/* How the host may change an input: write it; write it, then a transform runs; not any more. */
+/* How the host may change an input: write it; write it, then a transform runs; only at set-up. */
 enum { FLASHRT_UPDATE_SWAP = 1, FLASHRT_UPDATE_STAGED = 2, FLASHRT_UPDATE_SETUP = 3 };
 /* What makes a value change. */
 enum {

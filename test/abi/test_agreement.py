@@ -6,11 +6,14 @@ back and handed over again. Statuses, actions, capsules and decision indices agr
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashrt_core.contract import Update
 from flashrt_core.devices import Device
 from flashrt_core.engine import Engine
 from flashrt_core.errors import CapsuleError, CapsuleStoreFullError, FlashRTError, StaleStateError
@@ -222,6 +225,56 @@ def test_python_does_not_drive_meanwhile(main: Session) -> None:
     assert engine.store is store
     main.decide(toy.see(1))
     other.decide(toy.see(1))
+
+
+def test_a_capsule_from_a_file_is_restored_in_c(main: Session, tmp_path: Path) -> None:
+    """Files are read and checked by Python; what came of one is a capsule like others."""
+    store = main.engine.store
+    main.snapshot("mark")
+    store.write_file("mark", tmp_path / "mark")
+    store.drop("mark")
+    damaged = bytearray((tmp_path / "mark").read_bytes())
+    damaged[-40] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    with pytest.raises(CapsuleError, match="checksum"):
+        store.read_file(tmp_path / "damaged")
+    store.read_file(tmp_path / "mark", "from a file")
+    noise = noise_for(7, 1, (2, 3))
+    main.decide(toy.see(11))
+    with main.export() as export:
+        host = Host(export)
+        assert host.call("restore", b"mark") == api.CAPSULE
+        host.do("restore", b"from a file")
+        assert host.write("noise", noise) == host.act() == api.OK
+        assert np.array_equal(host.read(), toy.expected(3, "ab", noise).astype(np.float32))
+        host.do("snapshot", b"of c")
+    store.write_file("of c", tmp_path / "of c")
+    assert store.read_file(tmp_path / "of c").decision == 2
+
+
+def test_names_that_c_cannot_hold(main: Session) -> None:
+    engine = main.engine
+    for name, said in (("x" * 300, "fewer than 256 bytes, got 300"), ("x\ud800", "Unicode text")):
+        engine.create_session(name, prompt="ab")
+        with pytest.raises(FlashRTError, match=said):
+            main.export()
+        engine.drop_session(name)
+        main.decide(toy.see(1))  # nothing was lent
+
+
+def test_inputs_of_the_set_up_are_refused(
+    library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = toy.contract()
+    inputs = [*plain.inputs[:2], replace(plain.inputs[2], update=Update.SETUP)]
+    fixed = toy.changed(plain, inputs=tuple(inputs))
+    monkeypatch.setattr(toy, "contract", lambda: fixed)
+    main = toy.engine().create_session("main", prompt="ab")
+    main.decide(toy.see(3))
+    with main.export() as export:
+        host = Host(export)
+        assert host.write("noise", np.zeros((2, 3), np.float32)) == api.INPUT
+        assert host.decide() == api.OK
 
 
 def test_closing_the_engine_retires_handles(main: Session) -> None:

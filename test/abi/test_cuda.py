@@ -74,19 +74,32 @@ def test_a_decision_is_five_kinds_of_calls(gpu: Host, driver: FakeCuda) -> None:
 
 def test_a_capsule_is_a_copy_a_region(gpu: Host, driver: FakeCuda) -> None:
     gpu.do("snapshot", b"mark")
-    assert driver.calls() == ["get", "push", *["copy"] * 3, "pop"]
+    assert driver.calls() == ["get", "push", *["copy", "device"] * 3, "pop"]
     driver.reset()
     gpu.do("restore", b"mark")
-    assert driver.calls() == ["get", "push", *["copy"] * 3, "pop"]
+    assert driver.calls() == ["get", "push", *["copy", "device"] * 3, "pop"]
     driver.reset()
     branch = gpu.fork("branch", "mark")
-    assert driver.calls() == ["get", "push", "copy", "pop"]
+    assert driver.calls() == ["get", "push", "copy", "device", "pop"]
     driver.reset()
     assert branch.write("noise", NOISE) == branch.act() == api.OK
-    switch = ["get", "push", *["copy"] * 6, "pop"]
+    switch = ["get", "push", *["copy", "device"] * 6, "pop"]
     assert driver.calls() == [*switch, "get", "push", "write", "launch", "read", "wait", "pop"]
     info = gpu.get(records.Info)
     assert (info.switches, info.moved_bytes) == (1, 2 * gpu.get(records.Slot, 0).bytes)
+
+
+def test_a_slot_of_the_host_is_addressed_as_such(driver: FakeCuda, library_path: Path) -> None:
+    engine = toy.engine(device=LentCuda(driver), host_slots=1)
+    session = engine.create_session("main", seed=7, prompt="ab")
+    session.decide(toy.see(3))
+    session.snapshot("mark")
+    engine.store.to_host("mark")
+    with session.export() as export:
+        driver.reset()
+        Host(export).do("restore", b"mark")
+        assert driver.calls() == ["get", "push", *["copy", "host"] * 3, "pop"]
+        driver.reset()
 
 
 def test_the_threads_own_context_comes_back(gpu: Host, driver: FakeCuda) -> None:
@@ -199,5 +212,5 @@ def test_the_hot_path_allocates_nothing(
     assert said["sees"] > 0, "the counter counts nothing"
     assert (said["line"], said["count"]) == (0, 0)
     assert said["calls"] == sorted(
-        ["get", "push", "write", "copy", "launch", "read", "wait", "elapsed", "pop"]
+        ["get", "push", "write", "copy", "device", "launch", "read", "wait", "elapsed", "pop"]
     )
