@@ -57,6 +57,7 @@ class BuildWithInterfaces(build_py):
                 library = Path(self.build_lib) / "flashrt_core" / "lib" / build_abi.OUTPUT.name
                 build_abi.build(library, COMPILER)
                 library.with_suffix(".so.hash").unlink()
+                shutil.copy2(build_abi.HEADERS / "flashrt.h", library.parent)
             return
         temp = Path(self.get_finalized_command("build").build_temp).resolve()
         prefix = temp / "prefix"

@@ -9,4 +9,6 @@ target_include_directories(flashrt INTERFACE csrc/include)
 target_link_libraries(flashrt PRIVATE ${CMAKE_DL_LIBS} Threads::Threads)
 set_target_properties(flashrt PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 install(TARGETS flashrt LIBRARY DESTINATION ${PYTHON_INSTALL_DIR}/flashrt_core/lib)
+# Beside the library too: a wheel has no other place for it.
+install(FILES csrc/include/flashrt.h DESTINATION ${PYTHON_INSTALL_DIR}/flashrt_core/lib)
 install(FILES csrc/include/flashrt.h DESTINATION include/${PROJECT_NAME})

@@ -2,6 +2,7 @@
  * found something else than it should. */
 #include "flashrt_v1.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
@@ -92,4 +93,24 @@ API int client_loop(flashrt_session *session, int rounds) {
     OK(flashrt_act(session, 0, &report));
   }
   return 0;
+}
+
+typedef struct {
+  flashrt_session *session;
+  int rounds, line;
+} job;
+
+static void *work(void *memory) {
+  job *own = memory;
+  own->line = client_loop(own->session, own->rounds);
+  return NULL;
+}
+
+/* The same in a thread of its own, which the caller waits for. */
+API int client_thread(flashrt_session *session, int rounds) {
+  pthread_t thread;
+  job own = {session, rounds, -1};
+  if (pthread_create(&thread, NULL, work, &own) != 0) return __LINE__;
+  pthread_join(thread, NULL);
+  return own.line;
 }

@@ -29,7 +29,7 @@ CompileC = Callable[..., Path]
 def linked(library: Path) -> tuple[str, ...]:
     """Flags that bind a client to one library and no other."""
     folder = library.parent
-    return f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l:{library.name}"
+    return "-pthread", f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l:{library.name}"
 
 
 @pytest.fixture(scope="session")

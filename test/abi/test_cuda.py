@@ -175,6 +175,17 @@ def test_no_driver_is_one_line(session: Session, monkeypatch: pytest.MonkeyPatch
     session.decide(toy.see(1))
 
 
+def test_a_thread_needs_no_gil(client_path: Path, library_path: Path, driver: FakeCuda) -> None:
+    """Python holds it, and waits, until the host's thread has made all its decisions."""
+    device = LentCuda(driver, computes=False)
+    session = toy.engine(device=device).create_session("main", prompt="ab")
+    session.decide(toy.see(3))
+    holding = api.ctypes.PyDLL(str(client_path))  # calls through it keep the GIL
+    with session.export() as export:
+        assert holding.client_thread(api.ctypes.c_void_p(export.handle), 200) == 0
+        assert Host(export).get(records.State).decisions > 200
+
+
 LOOP = """
 import ctypes, json, sys
 from pathlib import Path
