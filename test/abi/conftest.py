@@ -63,17 +63,20 @@ def compile_c(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def library_path(compiler: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The library of this checkout's sources, where exports find it."""
+def library_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The library of this checkout's sources, where exports find it; or FLASHRT_LIBRARY, built
+    elsewhere for a machine without a compiler.
+    """
+    if named := os.environ.get("FLASHRT_LIBRARY"):
+        yield Path(named)
+        return
     path = tmp_path_factory.mktemp("abi") / "libflashrt.so"
-    build_abi.build(path, compiler)
-    before = os.environ.get("FLASHRT_LIBRARY")
+    build_abi.build(path, request.getfixturevalue("compiler"))
     os.environ["FLASHRT_LIBRARY"] = str(path)
     yield path
-    if before is None:
-        del os.environ["FLASHRT_LIBRARY"]
-    else:
-        os.environ["FLASHRT_LIBRARY"] = before
+    del os.environ["FLASHRT_LIBRARY"]
 
 
 @pytest.fixture
