@@ -1,22 +1,24 @@
 """Dense products. The one place that decides how a product runs; stages only say what it is.
 
-On the CPU device a product runs as its torch reference. The CUDA device will choose here, once and
-at set-up, between cuBLASLt and a kernel of our own for each site.
+On the CPU device a product runs as its torch reference, on the CUDA device through cuBLASLt, with a
+kernel of our own behind for what that cannot do.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
-from .kernels.launch import Launcher, require_bf16_rows, stream_suffix
+from .kernels.launch import Launcher, blocks, output_suffix, require_bf16_rows, stream_suffix
+from .kernels.low_bit import no_kernel, require_e4m3
 from .kernels.maths import matmul
 from .kernels.op import Lane, Op
-from .kernels.quantised import given, store
+from .kernels.quantised import E4M3, given, store
 
 Activation = Literal["none", "gelu_tanh"]
 
@@ -56,21 +58,82 @@ def linear_launch(
     *,
     activation: Activation = "none",
     residual: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """One product of cuBLASLt: bias and activation in its epilogue, the residual as its addend.
 
-    A residual other than ``out`` itself is copied there first, run by run.
+    A residual other than ``out`` itself is copied there first, run by run. What a product of E4M3
+    cannot do in its epilogue is done behind it, by one kernel.
     """
-    require_bf16_rows("linear", x=x, weight=weight)
-    if stream_suffix("linear", "out", out) == "bf16":
+    gelu, accumulate = activation == "gelu_tanh", residual is not None
+    if weight_scale is None:
+        require_bf16_rows("linear", x=x, weight=weight)
+    else:
+        require_e4m3("linear", x, weight)
+    if out.dtype is E4M3:
+        if accumulate:
+            raise no_kernel("linear", expected="a wide 'out' to add to", got=out.dtype)
+    elif stream_suffix("linear", "out", out) == "bf16":
         require_bf16_rows("linear", bias=bias)
     if residual is not None and residual.data_ptr() != out.data_ptr():
         run = residual.shape[0]
         for start in range(0, out.shape[0], run):
             copy_rows_launch(launcher, residual, out[start : start + run])
-    launcher.matmul(
-        x, weight, bias, out, gelu=activation == "gelu_tanh", accumulate=residual is not None
+    if weight_scale is None and out_scale is None:
+        launcher.matmul(x, weight, bias, out, gelu=gelu, accumulate=accumulate)
+        return
+    if out_scale is None and launcher.scales_rows(
+        x, weight, bias, out, gelu=gelu, accumulate=accumulate
+    ):
+        launcher.matmul(
+            x,
+            weight,
+            bias,
+            out,
+            gelu=gelu,
+            accumulate=accumulate,
+            x_scale=x_scale,
+            weight_scale=weight_scale,
+        )
+        return
+    product, left = launcher.workspace(*out.shape), weight_scale
+    if weight_scale is not None and launcher.scales_rows(x, weight, None, product):
+        left = None
+    done = weight_scale if left is None else None
+    launcher.matmul(x, weight, None, product, x_scale=x_scale, weight_scale=done)
+    _finish_launch(launcher, product, left, bias, out, out_scale, gelu, accumulate)
+
+
+def _finish_launch(
+    launcher: Launcher,
+    product: Tensor,
+    column_scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    out_scale: Tensor | None,
+    gelu: bool,
+    accumulate: bool,
+) -> None:
+    """out = act(product * column_scale + bias) + (accumulate ? out : 0)."""
+    wide = out.dtype is torch.float32
+    suffix = stream_suffix("linear", "out", out) if wide else output_suffix("linear", out)
+    require_bf16_rows("linear", bias=bias)
+    rows, width = out.shape
+    strides = (product.stride(0), out.stride(0))
+    args = (
+        product,
+        column_scale,
+        bias,
+        out,
+        out_scale,
+        width,
+        *strides,
+        int(gelu),
+        int(accumulate),
     )
+    launcher.launch(f"product_rows_{suffix}", (blocks(width, 8 * 256), rows), 256, args)
 
 
 def linear_operands(
@@ -80,7 +143,7 @@ def linear_operands(
     return weight, x
 
 
-LINEAR = Op("linear", linear_ref, linear_launch, linear_operands)
+LINEAR = Op("linear", linear_ref, linear_launch, linear_operands, low_bit=True)
 
 
 def linear(

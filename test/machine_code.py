@@ -82,15 +82,25 @@ PROMISES = (
         behind=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(_FEW_ROWS, MMA, "products run on the tensor cores"),
+    Promise(
+        _FEW_ROWS + r"_i8.*", r"HFMA2\.BF16\S*RELU",
+        "int8 is widened two values at a time, while the loads of x are under way",
+        behind=r"LDG\S*STRONG", architectures=_OVERLAPPING,
+    ),
+    Promise(
+        r".*_fp8(_sm90)?", r"F2FP\.SATFINITE\.E4M3", "the chip quantises",
+        architectures=r"(89|90a|100a|110a|120a)",
+    ),
     Promise(_FEW_ROWS + r"_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(r"attention_(?!rows).*(?<!_sm90)", MMA, "attention runs on the tensor cores"),
-    Promise(r"geglu_linear_.*_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
+    Promise(r"geglu_linear_.*_bf16_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(
         r"geglu_linear_.*_sm90", r"UTMALDG\.2D \[", "weights are on their way before the wait",
         before=WAIT,
     ),
+    Promise(r"geglu_linear_.*_fp8_sm90", r"QGMMA\.64x", "products of E4M3 at their own rate"),
     Promise(r"attention_.*_sm90", r"HGMMA\.64x256x16", "the body of Hopper uses wgmma"),
-    Promise(r".*_sm90", r"HGMMA|UTMALDG", "what has this ending needs Hopper"),
+    Promise(r".*_sm90", r"[HQ]GMMA|UTMALDG", "what has this ending needs Hopper"),
 )  # fmt: skip
 
 

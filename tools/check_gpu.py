@@ -29,7 +29,11 @@ import toolbox  # noqa: E402
 
 from flashrt_core.bench import machine  # noqa: E402
 
-FILES = ("test/kernels/test_cuda_ops.py", "test/kernels/test_cuda_images.py")
+FILES = (
+    "test/kernels/test_cuda_ops.py",
+    "test/kernels/test_cuda_images.py",
+    "test/kernels/test_cuda_low_bit.py",
+)
 #: Beginnings of test ids. Each must select something, so that none is forgotten when tests move.
 PICKED = (
     "test_rms_norm[7-1024",
@@ -55,6 +59,19 @@ PICKED = (
     "test_expert_ops[62]",
     "test_expert_ops[64]",
     "test_ends_of_a_step[10]",
+    "test_norms_into_e4m3[3-8",
+    "test_attention_in_segments_into_e4m3[1]",
+    "test_attention_over_a_prefix_into_e4m3[10-570",
+    "test_attention_over_a_prefix_into_e4m3[48-48",
+    "test_fp8_product_into_a_stream[10-64",
+    "test_fp8_product_into_e4m3[33-64",
+    "test_fp8_geglu[33-512-256",
+    "test_fp8_geglu[10-160-64",
+    "test_fused_fp8_geglu_tiles[191",
+    "test_expert_ops_with_int8_weights[10]",
+    "test_expert_ops_with_int8_weights[15]",
+    "test_expert_ops_with_int8_weights[50]",
+    "test_expert_ops_with_int8_weights[62]",
 )
 #: Of these, what racecheck does not run: it looks at shared memory, where cuBLASLt's kernels work
 #: and ours do not, and under it those do not come to their end.

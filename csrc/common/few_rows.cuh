@@ -10,13 +10,16 @@
 // rounded to bf16 once, as the normalised row is elsewhere; shift rides along as two more tokens, the
 // last two of kTokens: its bf16 value and the rest. r comes last.
 //
-// A shape S gives, besides the names above: Product, the class that multiplies; kThreads; kInner = K;
+// Weights are bf16, or int8 with a float32 scale a row (S::kWhole): widened to bf16, which holds them
+// exactly, on their way to the tensor cores; the finished sum is multiplied by its row's scale.
+//
+// A shape S gives, besides the names above: Weight, its type; Product, the class that multiplies; kThreads; kInner = K;
 // kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those this
 // block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
 // part; kSquareParts partial sums of x^2; and where they lie in shared memory.
 //
 // An op gives: which row of W a block's row is (weight_row), the rows of an item (low_row, high_row and
-// the row behind each; kNeighbours where they are four in a row), what to read before the kernel in
+// the row behind each; kNeighbours where they are four in a row) and their scales (row_scales), what to read before the kernel in
 // front has finished (prepare) and after (fetch, kFetches), and what to do with four sums (finish).
 #pragma once
 
@@ -32,9 +35,11 @@ namespace flashrt {
 // Where W waits: registers, or shared memory, by bulk copies of rows or as tiles of the copy engine.
 enum class From { kRegisters, kBulk, kTiles };
 
+template <class W>
 struct FewRowsInput {
   const bf16* x;  // [tokens, K], rows x_stride elements apart
-  const bf16* weight;
+  const W* weight;
+  const float* weight_scale;  // [N], with kWhole
   const CUtensorMap* tiles;  // of W, instead of `weight` with From::kTiles
   const float *scale, *shift;  // [K], with kNorm
   float eps;
@@ -46,7 +51,7 @@ class FewRows {
  protected:
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
 
-  __device__ __forceinline__ FewRows(const FewRowsInput& input, Op& op)
+  __device__ __forceinline__ FewRows(const FewRowsInput<typename S::Weight>& input, Op& op)
       : in_(input), op_(op), shared_(dynamic_shared()) {
     thread_ = threadIdx.x;
     lane_ = thread_ % 32;
@@ -72,6 +77,10 @@ class FewRows {
   // What the op needs for this thread's first item.
   __device__ __forceinline__ void prepare() {
     op_.prepare(tile_, split_ * S::kOwn + thread_ % S::kOwn);
+    fetch_row_scales(split_ * S::kOwn + thread_ % S::kOwn);
+  }
+  __device__ __forceinline__ void fetch_row_scales(int item) {
+    if constexpr (S::kWhole) row_scales_ = op_.row_scales(in_.weight_scale, tile_, item);
   }
   __device__ __forceinline__ void fetch() {
     op_.fetch(tile_, thread_ / S::kOwn, split_ * S::kOwn + thread_ % S::kOwn, in_.tokens);
@@ -116,10 +125,11 @@ class FewRows {
     finish();
   }
 
-  FewRowsInput in_;
+  FewRowsInput<typename S::Weight> in_;
   Op& op_;
   unsigned char* shared_;
   int thread_, lane_, warp_, split_, tile_;
+  float4 row_scales_;  // of this thread's item, with kWhole
 
  private:
   // The sum over the parts, for two neighbouring rows of W.
@@ -227,12 +237,19 @@ class FewRows {
         op_.prepare(tile_, item);
         op_.fetch(tile_, token, item, in_.tokens);
       }
+      if (!kSameItem && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
+        fetch_row_scales(item);
+      }
       float4 y = kPushes ? received(token, own) : sum_item(token, item);
       if constexpr (S::kNorm) {
         const float squares = kPushes ? received_squares(token) : sum_squares(token);
         const float r = rsqrtf(squares * (1.0f / S::kInner) + in_.eps);
         if constexpr (!kSameItem) b = sum_shift(own, item);
         y = {y.x * r + b.x, y.y * r + b.y, y.z * r + b.z, y.w * r + b.w};
+      }
+      if constexpr (S::kWhole) {
+        const float4& s = row_scales_;
+        y = {y.x * s.x, y.y * s.y, y.z * s.z, y.w * s.w};
       }
       op_.finish(tile_, token, item, y);
     }
@@ -241,7 +258,7 @@ class FewRows {
 
 // Runs the product of shape S.
 template <class S, class Op>
-__device__ __forceinline__ void few_rows_product(const FewRowsInput& input, Op op) {
+__device__ __forceinline__ void few_rows_product(const FewRowsInput<typename S::Weight>& input, Op op) {
   typename S::template Product<Op>(input, op).run();
 }
 

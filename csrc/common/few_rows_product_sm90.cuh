@@ -32,10 +32,14 @@ template <class S, class Op>
 class WarpgroupProduct;
 
 // kTokens: n of the products; kSteps: 64-wide pieces of K a warpgroup; kAhead: steps of x in flight.
-template <int kTokens_, int kSteps_, int kSplit_, From kWeights_, int kAhead_, bool kNorm_>
+template <int kTokens_, int kSteps_, int kSplit_, From kWeights_, int kAhead_, bool kNorm_,
+          class Weight_ = bf16>
 struct WarpgroupShape {
   template <class Op>
   using Product = WarpgroupProduct<WarpgroupShape, Op>;
+  using Weight = Weight_;
+  using Piece = WeightPiece<Weight>;  // eight neighbours in a row of W
+  static constexpr bool kWhole = sizeof(Weight) == 1;
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
@@ -45,6 +49,9 @@ struct WarpgroupShape {
   static constexpr int kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
+  // Widened under the products of the step before, where there are registers for two steps' operands.
+  static constexpr bool kEager = kWhole && kTokens < 64 && !(kNorm && kSteps > 2);
+  static_assert(kRegisters || !kWhole, "int8 waits in registers, where it is widened");
   static_assert(kTokens % 8 == 0 && kItems % kSplit == 0 && kAhead <= kSteps, "whole parts");
   static constexpr int kStages = kSteps < 2 ? kSteps : 2;
   static constexpr int kPieces = (kTokens + 15) / 16;  // 16-byte pieces of x a lane takes in a step
@@ -78,7 +85,8 @@ class WarpgroupProduct : FewRows<S, Op> {
   using Base::thread_, Base::tile_, Base::warp_, Base::kWeightsCame;
 
  public:
-  __device__ __forceinline__ WarpgroupProduct(const FewRowsInput& input, Op& op) : Base(input, op) {
+  __device__ __forceinline__ WarpgroupProduct(const FewRowsInput<typename S::Weight>& input, Op& op)
+      : Base(input, op) {
     group_ = warp_ / 4;
     slab_ = warp_ % 4;  // of 16 rows of W
     row_ = lane_ / 4;
@@ -120,7 +128,7 @@ class WarpgroupProduct : FewRows<S, Op> {
   __device__ __forceinline__ static uint32_t weight_row(uint32_t row) {
     return row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
   }
-  __device__ __forceinline__ const bf16* weight_address(uint32_t row) const {
+  __device__ __forceinline__ const typename S::Weight* weight_address(uint32_t row) const {
     const uint32_t local = weight_row(row);
     const int from = op_.weight_row(tile_, local / 8, local % 8);
     return in_.weight + static_cast<size_t>(from) * S::kInner + split_ * S::kDepth;
@@ -179,8 +187,8 @@ class WarpgroupProduct : FewRows<S, Op> {
   }
 
   __device__ __forceinline__ void fetch_weights() {
-    const bf16* low = weight_address(slab_ * 16 + row_) + part_ * 8;
-    const bf16* high = weight_address(slab_ * 16 + 8 + row_) + part_ * 8;
+    const typename S::Weight* low = weight_address(slab_ * 16 + row_) + part_ * 8;
+    const typename S::Weight* high = weight_address(slab_ * 16 + 8 + row_) + part_ * 8;
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
 #pragma unroll
@@ -255,6 +263,7 @@ class WarpgroupProduct : FewRows<S, Op> {
     uint32_t columns = this->columns(0);
 #pragma unroll
     for (int step = 0; step < S::kAhead; ++step) fetch_tokens(step, this->columns(step));
+    if constexpr (S::kWhole) widening_.begin();
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
       stage_tokens(step, columns, squares);
@@ -264,10 +273,11 @@ class WarpgroupProduct : FewRows<S, Op> {
       publish_shared();
       if constexpr (S::kTiles) wait_bytes(barrier(kWeightsCame + columns));
       if (S::kBulk && step == 0) wait_bytes(barrier(kWeightsCame + group_));
+      uint32_t w[4][4];
+      if constexpr (S::kEager) load_operands(step, columns, w);  // under the products of before
       // When all have waited here for the products of the step before, its place is free again.
       if (step > 0) wgmma_wait<0>();
-      uint32_t w[4][4];
-      if constexpr (!S::kTiles) load_operands(step, columns, w);
+      if constexpr (!S::kTiles && !S::kEager) load_operands(step, columns, w);
       wgmma_sync(1 + group_, 128);
       wgmma_begin();
       const uint64_t x = wgmma_tile(shared_address(stage(step)));
@@ -303,7 +313,8 @@ class WarpgroupProduct : FewRows<S, Op> {
         const uint32_t k = first_k(group_, columns) + part * 16 + lane_ / 16 * 8;
         ldmatrix_x4(w[part], shared_address(weight_place(row, k)));
       } else {
-        const uint4 &low = weights_[step][part / 2][0], &high = weights_[step][part / 2][1];
+        const uint4 low = widening_(weights_[step][part / 2][0]);
+        const uint4 high = widening_(weights_[step][part / 2][1]);
         const bool second = part % 2;
         w[part][0] = second ? low.z : low.x, w[part][1] = second ? high.z : high.x;
         w[part][2] = second ? low.w : low.y, w[part][3] = second ? high.w : high.y;
@@ -345,7 +356,8 @@ class WarpgroupProduct : FewRows<S, Op> {
   uint32_t piece_k_;  // where in a step the pieces of x are that this thread moves
   int first_token_;
   const bf16* x_;
-  uint4 weights_[S::kRegisters ? S::kSteps : 1][2][2];
+  typename S::Piece weights_[S::kRegisters ? S::kSteps : 1][2][2];
+  Widening widening_;
   uint4 tokens_[S::kAhead][S::kPieces] = {};
 };
 

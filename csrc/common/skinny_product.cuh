@@ -25,10 +25,13 @@ class SkinnyProduct;
 
 // kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp.
 template <int kTiles_, int kColumns_, int kChunks_, int kRowWarps_, int kDepthWarps_, int kSplit_,
-          From kWeights_, int kWindow_, bool kNorm_>
+          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16>
 struct SkinnyShape {
   template <class Op>
   using Product = SkinnyProduct<SkinnyShape, Op>;
+  using Weight = Weight_;
+  using Piece = WeightPiece<Weight>;  // eight neighbours in a row of W
+  static constexpr bool kWhole = sizeof(Weight) == 1;
   static constexpr int kTiles = kTiles_, kColumns = kColumns_, kChunks = kChunks_;
   static constexpr int kRowWarps = kRowWarps_, kDepthWarps = kDepthWarps_;
   static constexpr int kSplit = kSplit_;
@@ -53,11 +56,11 @@ struct SkinnyShape {
                                    : kColumns % 5 == 0 ? 5
                                                        : kColumns;
   // Independent accumulators for even and odd products while there are few.
-  static constexpr int kChains = kTiles * kColumns <= 4 ? 2 : 1;
+  static constexpr int kChains = kTiles * kColumns <= 4 && !kWhole ? 2 : 1;
   static constexpr int kSquareChains = kTiles > 1 ? 1 : 4;
 
   // Shared memory. Pitches keep 16-byte reads of two rows, and partial sums, apart in the banks.
-  static constexpr int kRowBytes = kDepth * 2 + 64;
+  static constexpr int kRowBytes = kDepth * sizeof(Weight) + 32 * sizeof(Weight);
   static constexpr int kPitch = kColumns == 1 ? 8 : kWarpRows + 8;
   static constexpr int kPartial = kTokens * kPitch * 4;
   static constexpr int kPartials = 0, kPartRows = kWarpRows, kParts = kDepthWarps, kSquareParts = kDepthWarps;
@@ -80,9 +83,13 @@ class SkinnyProduct : FewRows<S, Op> {
   using Base::barrier, Base::fetch_scale, Base::floats, Base::grow, Base::shift_row;
   using Base::in_, Base::lane_, Base::op_, Base::shared_, Base::split_, Base::thread_, Base::tile_;
   using Base::warp_, Base::kWeightsCame;
+  using Weight = typename S::Weight;
+  using Piece = typename S::Piece;
+  static constexpr int kBytes = sizeof(Weight);
 
  public:
-  __device__ __forceinline__ SkinnyProduct(const FewRowsInput& input, Op& op) : Base(input, op) {
+  __device__ __forceinline__ SkinnyProduct(const FewRowsInput<typename S::Weight>& input, Op& op)
+      : Base(input, op) {
     row_ = lane_ / 4;
     depth_warp_ = warp_ % S::kDepthWarps;
     row_warp_ = warp_ / S::kDepthWarps;
@@ -103,6 +110,7 @@ class SkinnyProduct : FewRows<S, Op> {
     pdl_wait();
     fetch_tokens();
     this->fetch();
+    if constexpr (S::kWhole) widening_.begin();
     if constexpr (S::kBulkWeights) {
 #pragma unroll
       for (int column = 0; column < S::kColumns; ++column) wait_bytes(barrier(kWeightsCame + column));
@@ -126,7 +134,7 @@ class SkinnyProduct : FewRows<S, Op> {
       if constexpr (S::kBulkWeights) {
 #pragma unroll
         for (int column = 0; column < S::kColumns; ++column) {
-          expect_bytes(barrier(kWeightsCame + column), S::kRowWarps * 8 * S::kDepth * 2);
+          expect_bytes(barrier(kWeightsCame + column), S::kRowWarps * 8 * S::kDepth * kBytes);
         }
       }
     }
@@ -149,8 +157,9 @@ class SkinnyProduct : FewRows<S, Op> {
         const int row_warp = (i + lane_) / 8, row = lane_ % 8;
         if (row_warp >= S::kRowWarps) break;
         const int from = op_.weight_row(tile_, row_warp * S::kColumns + column, row);
-        const bf16* p = in_.weight + static_cast<size_t>(from) * S::kInner + split_ * S::kDepth;
-        copy_run(weight_row(row_warp, column, row), p, S::kDepth * 2, barrier(kWeightsCame + column));
+        const Weight* p = in_.weight + static_cast<size_t>(from) * S::kInner + split_ * S::kDepth;
+        copy_run(weight_row(row_warp, column, row), p, S::kDepth * kBytes,
+                 barrier(kWeightsCame + column));
       }
       __syncwarp();
     }
@@ -160,7 +169,7 @@ class SkinnyProduct : FewRows<S, Op> {
 #pragma unroll
     for (int column = 0; column < S::kColumns; ++column) {
       const int from = op_.weight_row(tile_, row_warp_ * S::kColumns + column, row_);
-      const bf16* p = in_.weight + static_cast<size_t>(from) * S::kInner + first_k_;
+      const Weight* p = in_.weight + static_cast<size_t>(from) * S::kInner + first_k_;
 #pragma unroll
       for (int chunk = 0; chunk < S::kChunks; ++chunk) {
         weights_[column][chunk] = load_weights(p + chunk * 32);
@@ -170,10 +179,10 @@ class SkinnyProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ uint4 weights(int column, int chunk) const {
     if constexpr (S::kBulkWeights) {
-      const int k = (depth_warp_ * S::kChunks + chunk) * 64 + lane_ % 4 * 16;
-      return *reinterpret_cast<const uint4*>(weight_row(row_warp_, column, row_) + k);
+      const int k = (depth_warp_ * S::kChunks + chunk) * (32 * kBytes) + lane_ % 4 * (8 * kBytes);
+      return widening_(*reinterpret_cast<const Piece*>(weight_row(row_warp_, column, row_) + k));
     } else {
-      return weights_[column][chunk];
+      return widening_(weights_[column][chunk]);
     }
   }
 
@@ -347,7 +356,8 @@ class SkinnyProduct : FewRows<S, Op> {
   }
 
   int row_, depth_warp_, row_warp_, first_k_;
-  uint4 weights_[S::kBulkWeights ? 1 : S::kColumns][S::kBulkWeights ? 1 : S::kChunks];
+  Piece weights_[S::kBulkWeights ? 1 : S::kColumns][S::kBulkWeights ? 1 : S::kChunks];
+  Widening widening_;
   uint4 tokens_[S::kAhead][S::kTiles][2] = {};
 };
 

@@ -18,6 +18,28 @@ __device__ __forceinline__ uint4 load_weights(const bf16* p) {
   return v;
 }
 
+__device__ __forceinline__ uint2 load_weights(const int8_t* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(p));
+  return v;
+}
+
+// Eight neighbours in a row of weights, as they lie in memory.
+template <class W>
+struct WeightPieceOf;
+template <>
+struct WeightPieceOf<bf16> {
+  using Type = uint4;
+};
+template <>
+struct WeightPieceOf<int8_t> {
+  using Type = uint2;
+};
+template <class W>
+using WeightPiece = typename WeightPieceOf<W>::Type;
+
 // Activations from L2, as a line that this multiprocessor read before may be stale in L1. `v` stays
 // as it is unless `keep`.
 __device__ __forceinline__ void load_fresh(uint4& v, const bf16* p, bool keep) {
@@ -99,6 +121,44 @@ __device__ __forceinline__ float exp2_fast(float x) {
 __device__ __forceinline__ float2 unpack2(uint32_t two) {
   return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
 }
+
+// How int8 becomes bf16, exactly. With its sign bit turned and the exponent byte of 128 in front, a
+// value v is 256 + v for v < 0 and 256 + 2 v for v >= 0; the half of that less 128, where it is
+// positive, is the v too many. A byte permutation and three arithmetic instructions for two values,
+// where masks would keep the slower integer pipe busy.
+//
+// Its two constants hold a zero that only the clock knows: what is made of them cannot be scheduled
+// before loads that the program has in front, and they stay in registers.
+struct Widening {
+  uint32_t sign, exponent;
+
+  __device__ __forceinline__ void begin() {
+    uint64_t clock;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
+    const uint32_t zero = clock >> 63;
+    sign = 0x80808080u + zero;
+    exponent = 0x43434343u + zero;
+  }
+
+  template <int kLow, int kHigh>
+  __device__ __forceinline__ uint32_t pair(uint32_t turned) const {
+    constexpr uint32_t kOne = 0x3f803f80, kMinusOne = 0xbf80bf80, kHalf = 0x3f003f00;
+    constexpr uint32_t kMinus256 = 0xc380c380, kMinus128 = 0xc300c300;
+    const uint32_t t = __byte_perm(turned, exponent, kLow | 4 << 4 | kHigh << 8 | 4 << 12);
+    uint32_t over, under, v;
+    asm("fma.rn.relu.bf16x2 %0, %1, %2, %3;" : "=r"(over) : "r"(t), "r"(kHalf), "r"(kMinus128));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(under) : "r"(t), "r"(kOne), "r"(kMinus256));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(over), "r"(kMinusOne), "r"(under));
+    return v;
+  }
+
+  // Eight weights.
+  __device__ __forceinline__ uint4 operator()(const uint2& whole) const {
+    const uint32_t low = whole.x ^ sign, high = whole.y ^ sign;
+    return {pair<0, 1>(low), pair<2, 3>(low), pair<0, 1>(high), pair<2, 3>(high)};
+  }
+  __device__ __forceinline__ uint4 operator()(const uint4& wide) const { return wide; }
+};
 
 // x + x s on two bf16 values at once, rounded once.
 __device__ __forceinline__ uint32_t grow2(uint32_t x, uint32_t s) {

@@ -1,6 +1,6 @@
 // Warpgroup-level tensor-core products (wgmma, sm_90a): d[64 x N] += a[64 x 16] b[16 x N], bf16 in,
-// float32 out, b from shared memory, a from there or from registers. Four warps of a warpgroup issue
-// them together.
+// or [64 x 32] and [32 x N] of E4M3, float32 out, b from shared memory, a from there or, in bf16, from
+// registers. Four warps of a warpgroup issue them together.
 //
 // An accumulator of thread t (warp w = t / 32 % 4, lane l): d[4 j + i] is row 16 w + l / 4 + 8 (i / 2),
 // column 8 j + 2 (l % 4) + i % 2.
@@ -30,7 +30,7 @@ __device__ __forceinline__ uint64_t wgmma_columns(uint32_t shared, uint32_t chun
          (static_cast<uint64_t>(1024 >> 4) << 32) | (1ull << 62);
 }
 
-// The same tile sixteen columns (32 bytes) further to the right.
+// The same tile sixteen columns of bf16 (32 bytes) further to the right.
 __device__ __forceinline__ uint64_t wgmma_step(uint64_t tile, int steps) { return tile + 2 * steps; }
 
 #ifdef FLASHRT_SM90A
@@ -52,7 +52,11 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int kN>
 struct Wgmma;
 
-// The same with a in registers, laid out as for mma_k16. With kAlongColumns b lies as wgmma_columns()
+// The same with E4M3 in both tiles, 32 columns of each.
+template <int kN>
+struct WgmmaE4m3;
+
+// The first with a in registers, laid out as for mma_k16. With kAlongColumns b lies as wgmma_columns()
 // says.
 template <int kN>
 struct WgmmaRegisters;
@@ -104,6 +108,17 @@ struct WgmmaRegisters;
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                               \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 "                     \
                    "{" REGISTERS_##half "}, %" #n0 ", %" #n1 ", p, 1, 1, 0, 0;\n}\n"               \
+                   : ACCUMULATORS_##half                                                           \
+                   : "l"(a), "l"(b), "r"(keep));                                                   \
+    }                                                                                              \
+  };                                                                                               \
+  template <>                                                                                      \
+  struct WgmmaE4m3<n> {                                                                            \
+    static __device__ __forceinline__ void run(float (&d)[half], uint64_t a, uint64_t b,           \
+                                               int keep) {                                         \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\n"                               \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 "                     \
+                   "{" REGISTERS_##half "}, %" #n0 ", %" #n1 ", p, 1, 1;\n}\n"                     \
                    : ACCUMULATORS_##half                                                           \
                    : "l"(a), "l"(b), "r"(keep));                                                   \
     }                                                                                              \

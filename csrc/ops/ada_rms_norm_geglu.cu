@@ -1,10 +1,11 @@
 // ada_rms_norm_geglu: y = gelu_tanh(n Wg^T) * (n Wu^T),
 // n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift
-// x [A, K], W [2 F, K] (gate and up rows in turn), y [A, F] bf16; scale, shift [K] float32
+// x [A, K], y [A, F] bf16; scale, shift [K] float32
+// W [2 F, K] (gate and up rows in turn) bf16, or int8 with weight_scale [2 F] float32
 // rows *_stride elements apart (W packed)
 // float32 sums and activation, one rounding into y; x (1 + scale) is rounded to bf16
 // needs K = 1024, 2 F a multiple of the rows of a block, 16-byte aligned rows; no workspace
-// bound: memory, 4 K F bytes
+// bound: memory, 4 K F bytes; half of it with int8
 #include "../common/activation.cuh"
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
@@ -26,6 +27,10 @@ struct Geglu {
     return tile * S::kRows + column * 8 + row;
   }
 
+  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
+    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
+  }
+
   __device__ __forceinline__ void prepare(int, int) {}
   __device__ __forceinline__ void fetch(int, int, int, int) {}
 
@@ -40,10 +45,10 @@ struct Geglu {
 #define FLASHRT_ADA_GEGLU(name, Shape, blocks)                                                     \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const float* scale, const float* shift,                         \
-           const flashrt::bf16* weight, flashrt::bf16* y, int tokens, int x_stride, int y_stride,  \
-           float eps) {                                                                            \
+           const flashrt::Shape::Weight* weight, const float* weight_scale, flashrt::bf16* y,      \
+           int tokens, int x_stride, int y_stride, float eps) {                                    \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, weight, nullptr, scale, shift, eps, tokens, x_stride},                                 \
+        {x, weight, weight_scale, nullptr, scale, shift, eps, tokens, x_stride},                   \
         flashrt::Geglu<flashrt::Shape>{y, y_stride});                                              \
   }
 
@@ -64,19 +69,34 @@ using Geglu54Sm90 = WarpgroupShape<56, 4, 2, From::kBulk, 2, true>;
 static_assert(Geglu54Sm90::kSharedBytes == 113568, "as the launcher has it");
 using Geglu62Sm90 = WarpgroupShape<64, 8, 1, From::kBulk, 2, true>;
 static_assert(Geglu62Sm90::kSharedBytes == 171552, "as the launcher has it");
+using Geglu14ClusterI8 = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
+static_assert(Geglu14ClusterI8::kSharedBytes == 70224, "as the launcher has it");
+using Geglu30ClusterI8 = SkinnyShape<2, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
+static_assert(Geglu30ClusterI8::kSharedBytes == 80976, "as the launcher has it");
+using Geglu14I8 = SkinnyShape<1, 4, 4, 1, 8, 1, From::kRegisters, 0, true, int8_t>;
+static_assert(Geglu14I8::kSharedBytes == 23088, "as the launcher has it");
+using Geglu62I8 = SkinnyShape<4, 2, 4, 1, 8, 1, From::kRegisters, 0, true, int8_t>;
+static_assert(Geglu62I8::kSharedBytes == 57376, "as the launcher has it");
+using Geglu54I8Sm90 = WarpgroupShape<56, 4, 2, From::kRegisters, 2, true, int8_t>;
+static_assert(Geglu54I8Sm90::kSharedBytes == 49248, "as the launcher has it");
 
 }  // namespace flashrt
 
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_bf16, Geglu14, 1)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16, Geglu62, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_i8, Geglu14I8, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_i8, Geglu62I8, 1)
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_bf16_cluster, Geglu14Cluster, 2)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_30_bf16_cluster, Geglu30Cluster, 1)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_cluster, Geglu62Cluster, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_i8_cluster, Geglu14ClusterI8, 2)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_30_i8_cluster, Geglu30ClusterI8, 1)
 #endif
 
 #ifdef FLASHRT_SM90A
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_bf16_sm90, Geglu54Sm90, 2)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_sm90, Geglu62Sm90, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_i8_sm90, Geglu54I8Sm90, 2)
 #endif

@@ -1,21 +1,25 @@
 // attention_rows: softmax(scale q k^T) v for any head width and head sharing, one warp a query head
-// q [M, H, d], k, v [N, Hkv, d], out [M, H d] bf16; strides in elements; rows and keys fall into
+// q [M, H, d], k, v [N, Hkv, d], out [M, H d] bf16, or E4M3 with a scale; strides in elements; rows and keys fall into
 // equal runs (rows_run, keys_run), a row sees the keys of its run. Keys j with
 // prefix_length[0] <= j < prefix_rows are never read (one run only; null: every key counts).
 // float32 throughout. For shapes that have no tensor-core kernel, such as the tiny preset's.
 // needs d <= 256; grid (ceil(M H / 4)), 128 threads
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 
-using namespace flashrt;
+namespace flashrt {
 
-extern "C" __global__ void __launch_bounds__(128)
-    attention_rows_bf16(const bf16* q, const bf16* k, const bf16* v, bf16* out,
-                        const int* prefix_length, int rows, int heads, int kv_heads, int head_dim,
-                        int rows_run, int keys_run, int prefix_rows, int q_stride, int k_stride,
-                        int v_stride, int out_stride, float scale) {
+template <class Out>
+__device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, const bf16* v, Out* out,
+                                               const float* out_scale, const int* prefix_length,
+                                               int rows, int heads, int kv_heads, int head_dim,
+                                               int rows_run, int keys_run, int prefix_rows,
+                                               int q_stride, int k_stride, int v_stride,
+                                               int out_stride, float scale) {
   pdl_trigger();
+  const float factor = store_factor<Out>(out_scale);
   pdl_wait();
   constexpr int kParts = 8;  // values of a head a lane holds, 32 apart
   const int item = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -55,8 +59,24 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int i = 0; i < kParts; ++i) {
     const int column = lane + 32 * i;
     if (column < head_dim) {
-      out[static_cast<size_t>(row) * out_stride + head * head_dim + column] =
-          __float2bfloat16_rn(mixed[i] / sum);
+      store1(out + static_cast<size_t>(row) * out_stride + head * head_dim + column, mixed[i] / sum,
+             factor);
     }
   }
 }
+
+}  // namespace flashrt
+
+#define FLASHRT_ATTENTION_ROWS(name, Out)                                                          \
+  extern "C" __global__ void __launch_bounds__(128)                                                \
+      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
+           const float* out_scale, const int* prefix_length, int rows, int heads, int kv_heads,    \
+           int head_dim, int rows_run, int keys_run, int prefix_rows, int q_stride, int k_stride,  \
+           int v_stride, int out_stride, float scale) {                                            \
+    flashrt::attention_rows(q, k, v, out, out_scale, prefix_length, rows, heads, kv_heads,         \
+                            head_dim, rows_run, keys_run, prefix_rows, q_stride, k_stride,         \
+                            v_stride, out_stride, scale);                                          \
+  }
+
+FLASHRT_ATTENTION_ROWS(attention_rows_bf16, flashrt::bf16)
+FLASHRT_ATTENTION_ROWS(attention_rows_fp8, flashrt::e4m3)

@@ -1,6 +1,6 @@
 // attention_segments: softmax(scale q k^T) v inside runs of 256 rows, one head and 64 queries a block
 // q, k, v [R, H, d] bf16 (rows `stride` elements apart, heads side by side: the three parts of packed
-// q|k|v rows); out [R, H d] bf16. A row sees the 256 keys of its own run, so all scores of 16 rows
+// q|k|v rows); out [R, H d] bf16, or E4M3 with a scale. A row sees the 256 keys of its own run, so all scores of 16 rows
 // fit the registers of a warp and the softmax needs one pass.
 // float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
 // needs d = 72, runs of 256 rows, 16-byte aligned rows; grid (4, H, runs), 128 threads
@@ -8,6 +8,7 @@
 #include "../common/activation.cuh"
 #include "../common/mma.cuh"
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/vector.cuh"
 
 namespace flashrt {
@@ -117,15 +118,17 @@ __device__ __forceinline__ void mix(const Shared<kDim>& tile, const float (&p)[k
   }
 }
 
-template <int kDim>
-__device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16* v, bf16* out,
-                                       int stride, int out_stride, float scale) {
+template <int kDim, class Out>
+__device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16* v, Out* out,
+                                       const float* out_scale, int stride, int out_stride,
+                                       float scale) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared<kDim>& tile = *reinterpret_cast<Shared<kDim>*>(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const size_t first_key = static_cast<size_t>(blockIdx.z) * kKeys;
   const size_t first_row = first_key + blockIdx.x * kRows;
   const int column = blockIdx.y * kDim;
+  const float factor = store_factor<Out>(out_scale);
   pdl_wait();
   fetch<kDim>(&tile.q[0][0], q + first_row * stride + column, kRows, stride);
   fetch<kDim>(&tile.k[0][0], k + first_key * stride + column, kKeys, stride);
@@ -142,13 +145,13 @@ __device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16*
   float o[kDim / 8][4] = {};
   mix<kDim>(tile, s, o, lane);
   const float inverse[2] = {1.0f / sum.x, 1.0f / sum.y};
-  bf16* target = out + (first_row + warp * 16 + lane / 4) * out_stride + column + lane % 4 * 2;
+  Out* target = out + (first_row + warp * 16 + lane / 4) * out_stride + column + lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      *reinterpret_cast<uint32_t*>(target + static_cast<size_t>(row) * 8 * out_stride + n * 8) =
-          pack2(o[n][2 * row] * inverse[row], o[n][2 * row + 1] * inverse[row]);
+      store2(target + static_cast<size_t>(row) * 8 * out_stride + n * 8,
+             o[n][2 * row] * inverse[row], o[n][2 * row + 1] * inverse[row], factor);
     }
   }
 }
@@ -156,10 +159,13 @@ __device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16*
 }  // namespace segments
 }  // namespace flashrt
 
-extern "C" __global__ void __launch_bounds__(128)
-    attention_segments_d72_bf16(const __nv_bfloat16* q, const __nv_bfloat16* k,
-                                const __nv_bfloat16* v, __nv_bfloat16* out, int stride,
-                                int out_stride, float scale) {
-  flashrt::pdl_trigger();
-  flashrt::segments::attend<72>(q, k, v, out, stride, out_stride, scale);
-}
+#define FLASHRT_SEGMENTS(name, Out)                                                                \
+  extern "C" __global__ void __launch_bounds__(128)                                                \
+      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
+           const float* out_scale, int stride, int out_stride, float scale) {                      \
+    flashrt::pdl_trigger();                                                                        \
+    flashrt::segments::attend<72>(q, k, v, out, out_scale, stride, out_stride, scale);             \
+  }
+
+FLASHRT_SEGMENTS(attention_segments_d72_bf16, flashrt::bf16)
+FLASHRT_SEGMENTS(attention_segments_d72_fp8, flashrt::e4m3)

@@ -1,5 +1,5 @@
 // attention_shared_kv: softmax(scale q k^T) v where all query heads share one key and value head
-// q [M, H, d] bf16, k, v [N, d] bf16, out [M, H d] bf16; rows q_stride, kv_stride, out_stride
+// q [M, H, d] bf16, k, v [N, d] bf16, out [M, H d] bf16, or E4M3 with a scale; rows q_stride, kv_stride, out_stride
 // elements apart, heads side by side. Query rows and heads are one list of M H rows of d.
 // Keys j with prefix_length[0] <= j < prefix_rows are hidden: masked, and never read.
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
@@ -10,6 +10,7 @@
 #include "../common/activation.cuh"
 #include "../common/mma.cuh"
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/vector.cuh"
 
 namespace flashrt {
@@ -29,7 +30,6 @@ struct Shared {
 
 struct Args {
   const bf16 *q, *k, *v;
-  bf16* out;
   int rows, heads, keys, prefix_length, prefix_rows, q_stride, kv_stride, out_stride;
   float scale_log2;
 
@@ -138,9 +138,9 @@ struct Join {
 };
 static_assert(sizeof(Join) <= sizeof(Shared), "the join reuses the tiles");
 
-template <int kGroup>
-__device__ __forceinline__ void join(Join& other, const Args& args, State& state, int first, int warp,
-                                     int lane) {
+template <int kGroup, class Out>
+__device__ __forceinline__ void join(Join& other, const Args& args, Out* out, float factor,
+                                     State& state, int first, int warp, int lane) {
   constexpr int kTiles = kDim / 16, kOther = 1 - kGroup;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -172,8 +172,8 @@ __device__ __forceinline__ void join(Join& other, const Args& args, State& state
   for (int row = 0; row < 2; ++row) {
     const int at = first + warp * 16 + lane / 4 + row * 8;
     if (at >= args.rows) continue;
-    bf16* target = args.out + static_cast<size_t>(at / args.heads) * args.out_stride +
-                   at % args.heads * kDim + kGroup * kTiles * 8 + lane % 4 * 2;
+    Out* target = out + static_cast<size_t>(at / args.heads) * args.out_stride +
+                  at % args.heads * kDim + kGroup * kTiles * 8 + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       float value[2];
@@ -182,12 +182,13 @@ __device__ __forceinline__ void join(Join& other, const Args& args, State& state
         value[i] = state.o[kGroup * kTiles + n][2 * row + i] * mine[row] +
                    other.o[kOther][warp][n][2 * row + i][lane] * theirs[row];
       }
-      *reinterpret_cast<uint32_t*>(target + n * 8) = pack2(value[0], value[1]);
+      store2(target + n * 8, value[0], value[1], factor);
     }
   }
 }
 
-__device__ __forceinline__ void attend(const Args& args) {
+template <class Out>
+__device__ __forceinline__ void attend(const Args& args, Out* out, float factor) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& tile = *reinterpret_cast<Shared*>(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
@@ -214,24 +215,28 @@ __device__ __forceinline__ void attend(const Args& args) {
   }
   Join& other = *reinterpret_cast<Join*>(memory);
   if (group == 0) {
-    join<0>(other, args, state, first, warp, lane);
+    join<0>(other, args, out, factor, state, first, warp, lane);
   } else {
-    join<1>(other, args, state, first, warp, lane);
+    join<1>(other, args, out, factor, state, first, warp, lane);
   }
 }
 
 }  // namespace shared_kv
 }  // namespace flashrt
 
-extern "C" __global__ void __launch_bounds__(256, 1)
-    attention_shared_kv_d256_bf16(const __nv_bfloat16* q, const __nv_bfloat16* k,
-                                  const __nv_bfloat16* v, __nv_bfloat16* out,
-                                  const int* prefix_length, int rows, int heads, int keys,
-                                  int prefix_rows, int q_stride, int kv_stride, int out_stride,
-                                  float scale) {
-  flashrt::pdl_trigger();
-  flashrt::pdl_wait();
-  const int visible = prefix_length ? *prefix_length : prefix_rows;
-  flashrt::shared_kv::attend({q, k, v, out, rows, heads, keys, visible, prefix_rows, q_stride,
-                              kv_stride, out_stride, scale * 1.4426950408889634f});
-}
+#define FLASHRT_SHARED_KV(name, Out)                                                               \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                             \
+      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
+           const float* out_scale, const int* prefix_length, int rows, int heads, int keys,        \
+           int prefix_rows, int q_stride, int kv_stride, int out_stride, float scale) {            \
+    flashrt::pdl_trigger();                                                                        \
+    const float factor = flashrt::store_factor<Out>(out_scale);                                    \
+    flashrt::pdl_wait();                                                                           \
+    const int visible = prefix_length ? *prefix_length : prefix_rows;                              \
+    flashrt::shared_kv::attend({q, k, v, rows, heads, keys, visible, prefix_rows, q_stride,        \
+                                kv_stride, out_stride, scale * 1.4426950408889634f},               \
+                               out, factor);                                                       \
+  }
+
+FLASHRT_SHARED_KV(attention_shared_kv_d256_bf16, flashrt::bf16)
+FLASHRT_SHARED_KV(attention_shared_kv_d256_fp8, flashrt::e4m3)

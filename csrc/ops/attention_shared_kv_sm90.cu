@@ -1,7 +1,7 @@
 // attention_shared_kv: softmax(scale q k^T) v where all query heads share one key and value head (sm_90a)
-// q [M H, d] bf16 (rows and heads as one list), k, v [N, d] bf16, out [M H, d] bf16, all with
-// contiguous heads. Keys from prefix_length[0] on are hidden; their values are zeroed in shared memory
-// before they are used, so what they hold cannot leak through 0 * x.
+// q [M H, d] bf16 (rows and heads as one list), k, v [N, d] bf16, out [M H, d] bf16, or E4M3 with a
+// scale, all with contiguous heads. Keys from prefix_length[0] on are hidden; their values are zeroed
+// in shared memory before they are used, so what they hold cannot leak through 0 * x.
 // q, k and v come as tile maps of 64 x 64 values (128-byte swizzle).
 //
 // A block owns 64 query rows. One warp fetches; two math warpgroups take blocks of 64 keys in turn,
@@ -11,6 +11,7 @@
 // bound: 4 M H N d flop.   source of the online softmax: arXiv 2205.14135
 #include "../common/activation.cuh"
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/tile_copy.cuh"
 #include "../common/vector.cuh"
 #include "../common/wgmma.cuh"
@@ -196,9 +197,9 @@ __device__ __forceinline__ void leave(Join& other, State& state) {
   for (int i = 0; i < kHalf; ++i) other.o[kGroup][i][thread] = state.o[kOther * kHalf + i];
 }
 
-template <int kGroup>
-__device__ __forceinline__ void finish(const Join& other, const State& state, bf16* out, int rows,
-                                       int lane) {
+template <int kGroup, class Out>
+__device__ __forceinline__ void finish(const Join& other, const State& state, Out* out, float factor,
+                                       int rows, int lane) {
   constexpr int kHalf = kDim / 4, kOther = 1 - kGroup;
   const int thread = threadIdx.x % 128;
   float mine[2], theirs[2];
@@ -216,7 +217,7 @@ __device__ __forceinline__ void finish(const Join& other, const State& state, bf
   for (int row = 0; row < 2; ++row) {
     const int at = blockIdx.x * kRows + thread / 32 * 16 + lane / 4 + row * 8;
     if (at >= rows) continue;
-    bf16* target = out + static_cast<size_t>(at) * kDim + kGroup * 2 * kHalf + lane % 4 * 2;
+    Out* target = out + static_cast<size_t>(at) * kDim + kGroup * 2 * kHalf + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kHalf / 4; ++n) {
       float value[2];
@@ -225,14 +226,15 @@ __device__ __forceinline__ void finish(const Join& other, const State& state, bf
         value[i] = state.o[kGroup * kHalf + 4 * n + 2 * row + i] * mine[row] +
                    other.o[kOther][4 * n + 2 * row + i][thread] * theirs[row];
       }
-      *reinterpret_cast<uint32_t*>(target + n * 8) = pack2(value[0], value[1]);
+      store2(target + n * 8, value[0], value[1], factor);
     }
   }
 }
 
+template <class Out>
 __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
-                                    bf16* out, const int* prefix_length, int rows, int keys,
-                                    float scale) {
+                                    Out* out, const float* out_scale, const int* prefix_length,
+                                    int rows, int keys, float scale) {
   extern __shared__ __align__(1024) unsigned char shared_kv_memory[];
   const Ring ring = {shared_address(shared_kv_memory), shared_address(shared_kv_memory) + kBarriers,
                      shared_address(shared_kv_memory) + kBarriers + kFrames * 8,
@@ -267,6 +269,7 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
     // Every frame has been consumed once both warpgroups are here; the join may write over them.
     ring.meet(0);
     Join& other = *reinterpret_cast<Join*>(shared_kv_memory + kFrameBytes);
+    const float factor = store_factor<Out>(out_scale);
     if (group == 0) {
       leave<0>(other, state);
     } else {
@@ -274,9 +277,9 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
     }
     ring.meet(1);
     if (group == 0) {
-      finish<0>(other, state, out, rows, lane);
+      finish<0>(other, state, out, factor, rows, lane);
     } else {
-      finish<1>(other, state, out, rows, lane);
+      finish<1>(other, state, out, factor, rows, lane);
     }
   }
 }
@@ -287,12 +290,15 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-extern "C" __global__ void __launch_bounds__(384, 1)
-    attention_shared_kv_d256_bf16_sm90(const __grid_constant__ CUtensorMap q,
-                                       const __grid_constant__ CUtensorMap k,
-                                       const __grid_constant__ CUtensorMap v, __nv_bfloat16* out,
-                                       const int* prefix_length, int rows, int keys, float scale) {
-  flashrt::pdl_trigger();
-  flashrt::shared_kv_sm90::run(q, k, v, out, prefix_length, rows, keys, scale);
-}
+#define FLASHRT_SHARED_KV_SM90(name, Out)                                                          \
+  extern "C" __global__ void __launch_bounds__(384, 1)                                             \
+      name(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,           \
+           const __grid_constant__ CUtensorMap v, Out* out, const float* out_scale,                \
+           const int* prefix_length, int rows, int keys, float scale) {                            \
+    flashrt::pdl_trigger();                                                                        \
+    flashrt::shared_kv_sm90::run(q, k, v, out, out_scale, prefix_length, rows, keys, scale);       \
+  }
+
+FLASHRT_SHARED_KV_SM90(attention_shared_kv_d256_bf16_sm90, flashrt::bf16)
+FLASHRT_SHARED_KV_SM90(attention_shared_kv_d256_fp8_sm90, flashrt::e4m3)
 #endif

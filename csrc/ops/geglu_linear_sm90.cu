@@ -1,7 +1,8 @@
 // geglu_linear: out = gelu_tanh(x Wg^T) * (x Wu^T), one kernel for product and gate (sm_90a)
-// x [M, K], weight [2F, K] (row 2i gate, 2i + 1 up), out [M, F] bf16 row-major; float32 accumulation
-// and gate, one rounding. x, the gate rows and the up rows come as tile maps of 64 columns (128-byte
-// swizzle): the maps of gate and up skip every other row of weight, so the two lie apart in shared
+// x [M, K], weight [2F, K] (row 2i gate, 2i + 1 up), out [M, F] row-major, all bf16, or all E4M3 with
+// x_scale [1], weight_scale [2F] and out_scale [1] float32; float32 accumulation (E4M3: with the bits
+// that wgmma keeps) and gate, one rounding. x, the gate rows and the up rows come as tile maps of 128 bytes (swizzled
+// over them): the maps of gate and up skip every other row of weight, so the two lie apart in shared
 // memory, and gate and up of a feature in the same register of the same thread.
 //
 // Weights take the product's M side and tokens its N side, so that the token tile can be as wide as
@@ -9,11 +10,12 @@
 // owns 128 features x kTokens, two math warpgroups of 64 features each; one warp feeds them. Two
 // blocks of a cluster share a token tile: each fetches half of it for both. Persistent over tiles: the
 // next tile is under way while the gate of this one is computed.
-// needs K % 64 == 0, F % 128 == 0; grid of clusters, 384 threads
+// needs K a multiple of 128 bytes, F % 128 == 0; grid of clusters, 384 threads
 // bound: 4 M F K flop
 #include "../common/activation.cuh"
 #include "../common/cluster.cuh"
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/tile_copy.cuh"
 #include "../common/vector.cuh"
 #include "../common/wgmma.cuh"
@@ -25,10 +27,12 @@ constexpr int kFeatures = 128, kThreads = 384;
 constexpr int kConsumers = 2;       // warpgroups that compute
 constexpr int kStagingBytes = 256;  // 8 tokens x 16 features of a warp
 
-template <int kTokens_, int kDepth_, int kStages_, int kCluster_>
+template <class T, int kTokens_, int kDepth_, int kStages_, int kCluster_>
 struct Layout {
+  using Element = T;
+  static constexpr bool kNarrow = sizeof(T) == 1;
   static constexpr int kTokens = kTokens_, kDepth = kDepth_, kStages = kStages_, kCluster = kCluster_;
-  static constexpr int kRowBytes = kDepth * 2;  // one swizzled row
+  static constexpr int kRowBytes = kDepth * sizeof(T);  // one swizzled row
   static constexpr int kGateBytes = kFeatures * kRowBytes;
   static constexpr int kWeightBytes = 2 * kGateBytes;
   // Tokens that one block of a pair fetches. The halves may overlap by eight rows; both then bring
@@ -107,31 +111,74 @@ __device__ __forceinline__ void produce(const Maps& maps, const Work& work, Ring
   }
 }
 
-// gelu_tanh(gate) * up of two tokens, rounded. One division serves both; the exponent is bounded so
+// What E4M3 is scaled by: nothing else is read in bf16.
+struct Scales {
+  const float *x, *weight, *out;
+};
+
+// Those of a thread's two features, 8 apart, as accumulators have them: gate and up in turn.
+struct Factors {
+  float gate[2], up[2], out;
+};
+
+template <class L>
+__device__ __forceinline__ Factors load_factors(const Scales& scales, int feature, int lane) {
+  Factors factors = {{1.0f, 1.0f}, {1.0f, 1.0f}, 1.0f};
+  if constexpr (L::kNarrow) {
+    const float x = *scales.x;
+    const float* weight = scales.weight + 2 * (feature + lane / 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 two = *reinterpret_cast<const float2*>(weight + 16 * i);
+      factors.gate[i] = x * two.x;
+      factors.up[i] = x * two.y;
+    }
+    factors.out = store_factor<typename L::Element>(scales.out);
+  }
+  return factors;
+}
+
+// gelu_tanh(gate) * up of two tokens, rounded: to bf16, or to E4M3 in the low byte of each half. One division serves both; the exponent is bounded so
 // that its product stays finite, where gelu_tanh has long become 0.
-__device__ __forceinline__ uint32_t gate_pair(const float* gate, const float* up) {
+template <class L>
+__device__ __forceinline__ uint32_t gate_pair(const float* gates, const float* ups,
+                                              const Factors& factors, int row) {
+  float gate[2] = {gates[0], gates[1]}, up[2] = {ups[0], ups[1]};
+  if constexpr (L::kNarrow) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      gate[i] *= factors.gate[row];
+      up[i] *= factors.up[row];
+    }
+  }
   float grown[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     grown[i] = 1.0f + exp2_flushed(fminf(gelu_exponent(gate[i]), 60.0f));
   }
   const float inverse = reciprocal_flushed(grown[0] * grown[1]);
-  return pack2(gate[0] * up[0] * (grown[1] * inverse), gate[1] * up[1] * (grown[0] * inverse));
+  const float low = gate[0] * up[0] * (grown[1] * inverse);
+  const float high = gate[1] * up[1] * (grown[0] * inverse);
+  if constexpr (L::kNarrow) {
+    return __byte_perm(quantise2(low * factors.out, high * factors.out), 0, 0x4140);
+  } else {
+    return pack2(low, high);
+  }
 }
 
-template <int kTokens>
+template <class L, int kTokens = L::kTokens>
 __device__ __forceinline__ void store(const float (&gate)[kTokens / 2], const float (&up)[kTokens / 2],
-                                      bf16* out, int out_stride, int tokens, uint32_t staging,
-                                      int lane) {
+                                      const Factors& factors, typename L::Element* out,
+                                      int out_stride, int tokens, uint32_t staging, int lane) {
   // Eight tokens at a time: two 8 x 8 tiles (features 0..7 and 8..15) turned on their way through
-  // shared memory, then 16 bytes of one token a lane.
+  // shared memory, then eight features of one token a lane.
   const uint32_t mine = staging + lane % 8 * 32 + lane / 8 % 2 * 16;
   const uint32_t from = staging + lane % 16 * 16;
-  bf16* target = out + static_cast<size_t>(lane / 2 % 8) * out_stride + lane % 2 * 8;
+  typename L::Element* target = out + static_cast<size_t>(lane / 2 % 8) * out_stride + lane % 2 * 8;
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
-    const uint32_t first = gate_pair(&gate[4 * j], &up[4 * j]);
-    const uint32_t second = gate_pair(&gate[4 * j + 2], &up[4 * j + 2]);
+    const uint32_t first = gate_pair<L>(&gate[4 * j], &up[4 * j], factors, 0);
+    const uint32_t second = gate_pair<L>(&gate[4 * j + 2], &up[4 * j + 2], factors, 1);
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(mine),
                  "r"(first), "r"(second)
                  : "memory");
@@ -142,7 +189,13 @@ __device__ __forceinline__ void store(const float (&gate)[kTokens / 2], const fl
                    : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                    : "r"(from)
                    : "memory");
-      *reinterpret_cast<uint4*>(target + static_cast<size_t>(j) * 8 * out_stride) = v;
+      typename L::Element* row = target + static_cast<size_t>(j) * 8 * out_stride;
+      if constexpr (L::kNarrow) {  // the low byte of each half
+        *reinterpret_cast<uint2*>(row) = {__byte_perm(v.x, v.y, 0x6420),
+                                          __byte_perm(v.z, v.w, 0x6420)};
+      } else {
+        *reinterpret_cast<uint4*>(row) = v;
+      }
     }
     __syncwarp();
   }
@@ -156,7 +209,8 @@ __device__ __forceinline__ void release(const Ring<L::kStages>& ring, int stage)
 
 template <class L>
 __device__ __forceinline__ void consume(const Work& work, Ring<L::kStages> ring, uint32_t memory,
-                                        bf16* out, int rows, int out_stride, uint32_t rank) {
+                                        typename L::Element* out, const Scales& scales, int rows,
+                                        int out_stride, uint32_t rank) {
   constexpr int kTokens = L::kTokens, kRowBytes = L::kRowBytes;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const uint32_t staging = memory + L::kStaging + (group * 4 + warp) * kStagingBytes;
@@ -170,10 +224,16 @@ __device__ __forceinline__ void consume(const Work& work, Ring<L::kStages> ring,
       const uint64_t b = wgmma_tile<kRowBytes>(stage + L::kWeightBytes);
       wgmma_begin();
 #pragma unroll
-      for (int k = 0; k < L::kDepth / 16; ++k) {
+      for (int k = 0; k < kRowBytes / 32; ++k) {
         const int keep = block > 0 || k > 0;
-        Wgmma<kTokens>::run(gate, wgmma_step(a, k), wgmma_step(b, k), keep);
-        Wgmma<kTokens>::run(up, wgmma_step(a, k) + (L::kGateBytes >> 4), wgmma_step(b, k), keep);
+        const uint64_t other = wgmma_step(a, k) + (L::kGateBytes >> 4);
+        if constexpr (L::kNarrow) {
+          WgmmaE4m3<kTokens>::run(gate, wgmma_step(a, k), wgmma_step(b, k), keep);
+          WgmmaE4m3<kTokens>::run(up, other, wgmma_step(b, k), keep);
+        } else {
+          Wgmma<kTokens>::run(gate, wgmma_step(a, k), wgmma_step(b, k), keep);
+          Wgmma<kTokens>::run(up, other, wgmma_step(b, k), keep);
+        }
       }
       wgmma_commit();
       if (block > 0) {
@@ -183,17 +243,20 @@ __device__ __forceinline__ void consume(const Work& work, Ring<L::kStages> ring,
       released = ring.stage;
       ring.advance();
     }
+    const int token = tile % work.token_tiles * kTokens;
+    const int feature =
+        (tile / work.token_tiles * L::kCluster + rank) * kFeatures + group * 64 + warp * 16;
+    const Factors factors = load_factors<L>(scales, feature, lane);
     wgmma_wait<0>();
     release<L>(ring, released);
-    const int token = tile % work.token_tiles * kTokens;
-    const int feature = (tile / work.token_tiles * L::kCluster + rank) * kFeatures + group * 64;
-    store<kTokens>(gate, up, out + static_cast<size_t>(token) * out_stride + feature + warp * 16,
-                   out_stride, min(kTokens, rows - token), staging, lane);
+    store<L>(gate, up, factors, out + static_cast<size_t>(token) * out_stride + feature, out_stride,
+             min(kTokens, rows - token), staging, lane);
   }
 }
 
 template <class L>
-__device__ __forceinline__ void run(const Maps& maps, bf16* out, int rows, int depth, int features,
+__device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
+                                    const Scales& scales, int rows, int depth, int features,
                                     int out_stride) {
   extern __shared__ __align__(1024) unsigned char geglu_memory[];
   const uint32_t memory = shared_address(geglu_memory);
@@ -226,7 +289,7 @@ __device__ __forceinline__ void run(const Maps& maps, bf16* out, int rows, int d
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     // The output may still be read by what runs before; every warp waits, not only the fetching one.
     pdl_wait();
-    consume<L>(work, ring, memory, out, rows, out_stride, rank);
+    consume<L>(work, ring, memory, out, scales, rows, out_stride, rank);
   }
   // No block may leave while the other still writes to it or signals it.
   cluster_arrive();
@@ -239,18 +302,23 @@ __device__ __forceinline__ void run(const Maps& maps, bf16* out, int rows, int d
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_GEGLU(kTokens, kDepth, kStages, kCluster)                                          \
+#define FLASHRT_GEGLU(suffix, T, kTokens, kDepth, kStages, kCluster)                               \
   extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(kCluster, 1, 1)            \
-      geglu_linear_##kTokens##_##kDepth##_##kStages##_##kCluster##_bf16_sm90(                      \
+      geglu_linear_##kTokens##_##kDepth##_##kStages##_##kCluster##_##suffix##_sm90(                \
           const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap gate,         \
-          const __grid_constant__ CUtensorMap up, __nv_bfloat16* out, int rows, int depth,         \
-          int features, int out_stride) {                                                          \
+          const __grid_constant__ CUtensorMap up, T* out, const float* x_scale,                    \
+          const float* weight_scale, const float* out_scale, int rows, int depth, int features,    \
+          int out_stride) {                                                                        \
     flashrt::pdl_trigger();                                                                        \
-    flashrt::geglu_sm90::run<flashrt::geglu_sm90::Layout<kTokens, kDepth, kStages, kCluster>>(     \
-        {x, gate, up}, out, rows, depth, features, out_stride);                                    \
+    using L = flashrt::geglu_sm90::Layout<T, kTokens, kDepth, kStages, kCluster>;                  \
+    flashrt::geglu_sm90::run<L>({x, gate, up}, out, {x_scale, weight_scale, out_scale}, rows,      \
+                                depth, features, out_stride);                                      \
   }
-FLASHRT_GEGLU(152, 64, 4, 2)
-FLASHRT_GEGLU(192, 64, 4, 2)
-FLASHRT_GEGLU(200, 64, 3, 2)
+FLASHRT_GEGLU(bf16, flashrt::bf16, 152, 64, 4, 2)
+FLASHRT_GEGLU(bf16, flashrt::bf16, 192, 64, 4, 2)
+FLASHRT_GEGLU(bf16, flashrt::bf16, 200, 64, 3, 2)
+FLASHRT_GEGLU(fp8, flashrt::e4m3, 152, 128, 4, 2)
+FLASHRT_GEGLU(fp8, flashrt::e4m3, 192, 128, 4, 2)
+FLASHRT_GEGLU(fp8, flashrt::e4m3, 200, 128, 3, 2)
 #undef FLASHRT_GEGLU
 #endif

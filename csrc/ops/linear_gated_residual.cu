@@ -1,8 +1,9 @@
 // linear_gated_residual: y += gate * (x W^T), in place
-// x [A, K], W [N, K], y [A, N] bf16, rows *_stride elements apart (W packed); gate [N] float32
+// x [A, K], y [A, N] bf16, rows *_stride elements apart; gate [N] float32
+// W [N, K] bf16, or int8 with weight_scale [N] float32; packed
 // float32 throughout, one rounding into y
 // needs K = 2048 or 4096, N a multiple of the rows of a block, 16-byte aligned rows; no workspace
-// bound: memory, 2 K N bytes
+// bound: memory, 2 K N bytes; half of it with int8
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 
@@ -24,6 +25,10 @@ struct GatedResidual {
 
   __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
     return tile * S::kRows + column * 8 + row;
+  }
+
+  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
+    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
   }
 
   __device__ __forceinline__ bf16* target(int tile, int token, int item) const {
@@ -50,20 +55,22 @@ struct GatedResidual {
 
 #define FLASHRT_RESIDUAL(name, Shape, blocks)                                                      \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
-      name(const flashrt::bf16* x, const flashrt::bf16* weight, const float* gate,                 \
-           flashrt::bf16* y, int tokens, int x_stride, int y_stride) {                             \
+      name(const flashrt::bf16* x, const flashrt::Shape::Weight* weight,                           \
+           const float* weight_scale, const float* gate, flashrt::bf16* y, int tokens,             \
+           int x_stride, int y_stride) {                                                           \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, weight, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},                            \
+        {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
         flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
   }
 
 // The same with the weight as a map of tiles of 64 rows by 64 columns.
 #define FLASHRT_RESIDUAL_TILES(name, Shape, blocks)                                                \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
-      name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight, const float* gate,  \
-           flashrt::bf16* y, int tokens, int x_stride, int y_stride) {                             \
+      name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight,                     \
+           const float* weight_scale, const float* gate, flashrt::bf16* y, int tokens,             \
+           int x_stride, int y_stride) {                                                           \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, x_stride},                           \
+        {x, nullptr, weight_scale, &weight, nullptr, nullptr, 0.0f, tokens, x_stride},             \
         flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
   }
 
@@ -96,12 +103,41 @@ using Down56Sm90 = WarpgroupShape<56, 4, 8, From::kTiles, 2, false>;
 static_assert(Down56Sm90::kSharedBytes == 108592, "as the launcher has it");
 using Down64Sm90 = WarpgroupShape<64, 4, 8, From::kTiles, 2, false>;
 static_assert(Down64Sm90::kSharedBytes == 114736, "as the launcher has it");
+using Out16ClusterI8 = SkinnyShape<1, 4, 4, 1, 4, 4, From::kRegisters, 0, false, int8_t>;
+static_assert(Out16ClusterI8::kSharedBytes == 12336, "as the launcher has it");
+using Out32ClusterI8 = SkinnyShape<2, 2, 4, 1, 8, 2, From::kRegisters, 0, false, int8_t>;
+static_assert(Out32ClusterI8::kSharedBytes == 26656, "as the launcher has it");
+using Out64ClusterI8 = SkinnyShape<4, 2, 4, 1, 8, 2, From::kRegisters, 0, false, int8_t>;
+static_assert(Out64ClusterI8::kSharedBytes == 53280, "as the launcher has it");
+using Down16ClusterI8 = SkinnyShape<1, 4, 4, 1, 8, 4, From::kRegisters, 0, false, int8_t>;
+static_assert(Down16ClusterI8::kSharedBytes == 22576, "as the launcher has it");
+using Down32ClusterI8 = SkinnyShape<2, 4, 4, 1, 8, 4, From::kBulk, 4, false, int8_t>;
+static_assert(Down32ClusterI8::kSharedBytes == 45104, "as the launcher has it");
+using Down64ClusterI8 = SkinnyShape<4, 4, 4, 1, 8, 4, From::kBulk, 4, false, int8_t>;
+static_assert(Down64ClusterI8::kSharedBytes == 90160, "as the launcher has it");
+using Out16I8 = SkinnyShape<1, 1, 8, 1, 8, 1, From::kRegisters, 0, false, int8_t>;
+static_assert(Out16I8::kSharedBytes == 4112, "as the launcher has it");
+using Out64I8 = SkinnyShape<4, 1, 8, 1, 8, 1, From::kRegisters, 0, false, int8_t>;
+static_assert(Out64I8::kSharedBytes == 16400, "as the launcher has it");
+using Down16I8 = SkinnyShape<1, 1, 16, 1, 8, 1, From::kRegisters, 0, false, int8_t>;
+static_assert(Down16I8::kSharedBytes == 4112, "as the launcher has it");
+using Out56I8Sm90 = WarpgroupShape<56, 2, 8, From::kRegisters, 2, false, int8_t>;
+static_assert(Out56I8Sm90::kSharedBytes == 44832, "as the launcher has it");
+using Out64I8Sm90 = WarpgroupShape<64, 2, 8, From::kRegisters, 2, false, int8_t>;
+static_assert(Out64I8Sm90::kSharedBytes == 51232, "as the launcher has it");
+using Down56I8Sm90 = WarpgroupShape<56, 4, 8, From::kRegisters, 2, false, int8_t>;
+static_assert(Down56I8Sm90::kSharedBytes == 44832, "as the launcher has it");
+using Down64I8Sm90 = WarpgroupShape<64, 4, 8, From::kRegisters, 1, false, int8_t>;
+static_assert(Down64I8Sm90::kSharedBytes == 51232, "as the launcher has it");
 
 }  // namespace flashrt
 
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_bf16, Out16, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16, Out64, 1)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_bf16, Down16, 1)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_i8, Out16I8, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_i8, Out64I8, 1)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_i8, Down16I8, 1)
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_bf16_cluster, Out16Cluster, 4)
@@ -110,6 +146,12 @@ FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16_cluster, Out64Cluster, 1)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_bf16_cluster, Down16Cluster, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_32_bf16_cluster, Down32Cluster, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_bf16_cluster, Down64Cluster, 1)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_i8_cluster, Out16ClusterI8, 4)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_32_i8_cluster, Out32ClusterI8, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_i8_cluster, Out64ClusterI8, 1)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_16_i8_cluster, Down16ClusterI8, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_32_i8_cluster, Down32ClusterI8, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_i8_cluster, Down64ClusterI8, 1)
 #endif
 
 #ifdef FLASHRT_SM90A
@@ -117,4 +159,8 @@ FLASHRT_RESIDUAL(linear_gated_residual_k2048_56_bf16_sm90, Out56Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_bf16_sm90, Out64Sm90, 2)
 FLASHRT_RESIDUAL_TILES(linear_gated_residual_k4096_56_bf16_sm90, Down56Sm90, 2)
 FLASHRT_RESIDUAL_TILES(linear_gated_residual_k4096_64_bf16_sm90, Down64Sm90, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_56_i8_sm90, Out56I8Sm90, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_i8_sm90, Out64I8Sm90, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_56_i8_sm90, Down56I8Sm90, 2)
+FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_i8_sm90, Down64I8Sm90, 2)
 #endif

@@ -1,24 +1,27 @@
 // rms_norm: y = x / sqrt(mean(x^2) + eps) * (1 + w), row by row
-// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16, rows x_stride / y_stride elements apart;
-// w [D] float32; y may be x where both are bf16
+// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16, or E4M3 with a scale; rows x_stride /
+// y_stride elements apart; w [D] float32; y may be x where both are bf16
 // float32 throughout, one rounding
 // needs D % 8 == 0, D <= 8192, 16-byte aligned rows; one block of D / 8 threads (whole warps) a row
 // bound: memory, 4 M D bytes
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 
 namespace flashrt {
 
-template <class T>
-__device__ __forceinline__ void rms_norm(const T* x, const float* weight, bf16* y, int width,
-                                         int x_stride, int y_stride, float eps) {
+template <class T, class Out>
+__device__ __forceinline__ void rms_norm(const T* x, const float* weight, Out* y,
+                                         const float* y_scale, int width, int x_stride, int y_stride,
+                                         float eps) {
   __shared__ float slots[32];
   pdl_trigger();
   const int column = threadIdx.x * 8;
   const bool inside = column < width;
   float gain[8], v[8] = {};
   if (inside) load8(weight + column, gain);
+  const float factor = store_factor<Out>(y_scale);
   pdl_wait();
   if (inside) load8(x + static_cast<size_t>(blockIdx.x) * x_stride + column, v);
   float squares = 0.0f;
@@ -28,19 +31,19 @@ __device__ __forceinline__ void rms_norm(const T* x, const float* weight, bf16* 
   if (!inside) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = v[i] * scale * (1.0f + gain[i]);
-  store8(y + static_cast<size_t>(blockIdx.x) * y_stride + column, v);
+  store8(y + static_cast<size_t>(blockIdx.x) * y_stride + column, v, factor);
 }
 
 }  // namespace flashrt
 
-extern "C" __global__ void __launch_bounds__(1024)
-    rms_norm_bf16(const __nv_bfloat16* x, const float* weight, __nv_bfloat16* y, int width,
-                  int x_stride, int y_stride, float eps) {
-  flashrt::rms_norm(x, weight, y, width, x_stride, y_stride, eps);
-}
+#define FLASHRT_RMS_NORM(name, In, Out)                                                            \
+  extern "C" __global__ void __launch_bounds__(1024)                                               \
+      name(const In* x, const float* weight, Out* y, const float* y_scale, int width,              \
+           int x_stride, int y_stride, float eps) {                                                \
+    flashrt::rms_norm(x, weight, y, y_scale, width, x_stride, y_stride, eps);                      \
+  }
 
-extern "C" __global__ void __launch_bounds__(1024)
-    rms_norm_f32_bf16(const float* x, const float* weight, __nv_bfloat16* y, int width, int x_stride,
-                      int y_stride, float eps) {
-  flashrt::rms_norm(x, weight, y, width, x_stride, y_stride, eps);
-}
+FLASHRT_RMS_NORM(rms_norm_bf16, flashrt::bf16, flashrt::bf16)
+FLASHRT_RMS_NORM(rms_norm_f32_bf16, float, flashrt::bf16)
+FLASHRT_RMS_NORM(rms_norm_bf16_fp8, flashrt::bf16, flashrt::e4m3)
+FLASHRT_RMS_NORM(rms_norm_f32_fp8, float, flashrt::e4m3)

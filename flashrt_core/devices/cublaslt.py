@@ -7,12 +7,9 @@ the cuBLASLt version: one machine runs the same algorithms, and gives the same b
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,10 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import DeviceError
+from .algorithm_cache import read_cache, write_cache
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
+from .product_site import Operands, Scaling, Site
 
 WORKSPACE_BYTES = 32 << 20
 #: Algorithms that are timed a site, best guess of the library first.
@@ -32,44 +32,9 @@ _FINALISTS, _ROUNDS = 5, 6
 #: Weights are rotated over more bytes than any L2 cache holds, to be found cold.
 _COLD_BYTES = 200 << 20
 _MOST_PRODUCTS = 48  # in one timed graph
-_BF16, _F32, _COMPUTE_F32 = 14, 0, 68  # CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F
-
-
-@dataclass(frozen=True)
-class Site:
-    """What decides how fast a product runs.
-
-    Attributes:
-        rows, columns, depth: M, N, K of out [M, N] = x [M, K] W[N, K]^T.
-        x_stride, out_stride: elements between rows.
-        bias, gelu, accumulate: parts of the epilogue.
-        wide: out and bias are float32, x and W still bf16.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    x_stride: int
-    out_stride: int
-    bias: bool
-    gelu: bool
-    accumulate: bool
-    wide: bool = False
-
-    @property
-    def key(self) -> str:
-        """Name in the cache file."""
-        return "-".join(str(int(part)) for part in astuple(self))
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Device addresses of one product."""
-
-    x: int
-    weight: int
-    bias: int
-    out: int
+# CUDA_R_16BF, CUDA_R_32F, CUDA_R_8F_E4M3, CUBLAS_COMPUTE_32F
+_BF16, _F32, _E4M3, _COMPUTE_F32 = 14, 0, 28, 68
+_ON_DEVICE, _ALPHA_VECTOR = 1, 4  # cublasLtPointerMode_t
 
 
 @dataclass
@@ -96,17 +61,38 @@ class CublasLt:
         self._driver = driver
         self._stream = stream
         self._cache_file = cache
-        self._cached = _read_cache(cache)
+        self._cached = read_cache(cache)
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
         self._handle = self._lt.create()
         self._plans: dict[Site, _Plan] = {}
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._refused: set[Site] = set()
+        # Where alpha and beta, or the scales of x's rows, are read on the device.
+        self._zero_and_one = torch.tensor([0.0, 1.0], device="cuda")
+        self._ones: list[Tensor] = []
         self.timed = 0
 
     @property
     def choices(self) -> dict[str, float]:
         """Microseconds of every site's chosen algorithm, when it was timed."""
         return {site.key: plan.microseconds for site, plan in self._plans.items()}
+
+    def scaling(self, site: Site, cold: tuple[int, int], *, prepare: bool) -> Scaling | None:
+        """The best way to multiply a product of E4M3 by a scale for each row of its weight.
+
+        None where the library has none for this site. With ``prepare`` what was not asked before is
+        tried, as in :meth:`prepare`.
+        """
+        for way in (Scaling.OUTER, Scaling.VECTOR):
+            tried = replace(site, scaling=way)
+            if prepare and tried not in self._plans and tried not in self._refused:
+                try:
+                    self.prepare(tried, cold)
+                except (DeviceError, self._lt.cuBLASLtError):
+                    self._refused.add(tried)
+            if tried in self._plans:
+                return way
+        return None
 
     def prepare(self, site: Site, cold: tuple[int, int]) -> None:
         """Choose the algorithm of a site. Not while capturing.
@@ -115,7 +101,20 @@ class CublasLt:
         """
         if site in self._plans:
             return
+        if site.scaling is Scaling.OUTER and (not self._ones or len(self._ones[-1]) < site.rows):
+            # Graphs captured earlier hold the address of the shorter one, so that one stays.
+            self._ones.append(torch.ones(site.rows, device="cuda"))
         plan = self._describe(site)
+        try:
+            self._find(plan, cold)
+        except DeviceError:
+            self._discard(plan)
+            raise
+        self._plans[site] = plan
+
+    def _find(self, plan: _Plan, cold: tuple[int, int]) -> None:
+        """The algorithm that was chosen before, or a choice."""
+        site = plan.site
         stored = self._cached.get(site.key)
         if stored and self._usable(plan, stored["algorithm"]):
             plan.algorithm = np.array(stored["algorithm"], dtype=np.uint64)
@@ -126,8 +125,12 @@ class CublasLt:
                 "algorithm": [int(word) for word in plan.algorithm],
                 "microseconds": plan.microseconds,
             }
-            _write_cache(self._cache_file, self._cached)
-        self._plans[site] = plan
+            write_cache(self._cache_file, self._cached)
+
+    def _discard(self, plan: _Plan) -> None:
+        self._lt.matmul_desc_destroy(plan.description)
+        for layout in plan.layouts:
+            self._lt.matrix_layout_destroy(layout)
 
     def run(self, site: Site, operands: Operands) -> None:
         """Put a prepared product on the stream."""
@@ -142,37 +145,31 @@ class CublasLt:
     def keep_choice(self, key: str, way: str) -> None:
         """Keep the name of the fastest way to do something beside the algorithms."""
         self._cached[key] = {"way": way}
-        _write_cache(self._cache_file, self._cached)
+        write_cache(self._cache_file, self._cached)
 
     def close(self) -> None:
         """Release handles and workspace."""
         for plan in self._plans.values():
-            self._lt.matmul_desc_destroy(plan.description)
-            for layout in plan.layouts:
-                self._lt.matrix_layout_destroy(layout)
+            self._discard(plan)
         self._plans.clear()
         self._lt.destroy(self._handle)
-        self._workspace = torch.empty(0)
+        self._workspace = self._zero_and_one = torch.empty(0)
+        self._ones.clear()
 
     def _matmul(self, plan: _Plan, operands: Operands, algorithm: Any) -> None:
         if plan.site.bias:
-            self._set(
-                plan.description,
-                self._lt.MatmulDescAttribute.BIAS_POINTER,
-                operands.bias,
-                ctypes.c_uint64,
-            )
+            self._point(plan.description, "BIAS_POINTER", operands.bias)
+        alpha, beta = self._factors(plan, operands)
         weight, x, out = plan.layouts
-        beta = self._one if plan.site.accumulate else self._zero
         self._lt.matmul(
             self._handle,
             plan.description,
-            ctypes.addressof(self._one),
+            alpha,
             operands.weight,
             weight,
             operands.x,
             x,
-            ctypes.addressof(beta),
+            beta,
             operands.out,
             out,
             operands.out,
@@ -182,6 +179,21 @@ class CublasLt:
             WORKSPACE_BYTES,
             int(self._stream),
         )
+
+    def _factors(self, plan: _Plan, operands: Operands) -> tuple[int, int]:
+        """Addresses of alpha and beta; sets the pointers of scales."""
+        site = plan.site
+        beta = ctypes.addressof(self._one if site.accumulate else self._zero)
+        if site.scaling is Scaling.OUTER:
+            # Vectors for both operands or none: the rows of x share one scale, which goes to alpha.
+            self._point(plan.description, "A_SCALE_POINTER", operands.weight_scale)
+            self._point(plan.description, "B_SCALE_POINTER", self._ones[-1].data_ptr())
+            return operands.x_scale, self._zero_and_one.data_ptr() + 4 * site.accumulate
+        if site.scaling:
+            self._point(plan.description, "B_SCALE_POINTER", operands.x_scale)
+        if site.scaling is Scaling.VECTOR:
+            return operands.weight_scale, beta
+        return ctypes.addressof(self._one), beta
 
     def _describe(self, site: Site) -> _Plan:
         """Row-major out = x W^T is column-major out^T = W x^T with W transposed."""
@@ -198,17 +210,37 @@ class CublasLt:
         }[site.bias, site.gelu]
         self._set(description, attribute.EPILOGUE, int(epilogue), ctypes.c_uint32)
         if site.bias:
-            self._set(description, attribute.BIAS_DATA_TYPE, result, ctypes.c_int32)
+            kind = _BF16 if site.scaling else result
+            self._set(description, attribute.BIAS_DATA_TYPE, kind, ctypes.c_int32)
             # Heuristics may refuse a null bias; any aligned address will do until it runs.
-            self._set(
-                description, attribute.BIAS_POINTER, self._workspace.data_ptr(), ctypes.c_uint64
-            )
+            self._point(description, "BIAS_POINTER", self._workspace.data_ptr())
+        if site.scaling:
+            self._describe_scaling(description, site.scaling)
+        operand = _E4M3 if site.scaling else _BF16
         layouts = (
-            lt.matrix_layout_create(_BF16, site.depth, site.columns, site.depth),
-            lt.matrix_layout_create(_BF16, site.depth, site.rows, site.x_stride),
+            lt.matrix_layout_create(operand, site.depth, site.columns, site.depth),
+            lt.matrix_layout_create(operand, site.depth, site.rows, site.x_stride),
             lt.matrix_layout_create(result, site.columns, site.rows, site.out_stride),
         )
         return _Plan(site, description, layouts, None, 0.0)
+
+    def _describe_scaling(self, description: int, scaling: Scaling) -> None:
+        attribute, anywhere = self._lt.MatmulDescAttribute, self._workspace.data_ptr()
+        self._set(description, attribute.FAST_ACCUM, 1, ctypes.c_int8)
+        self._point(description, "B_SCALE_POINTER", anywhere)
+        if scaling is Scaling.OUTER:
+            mode = int(self._lt.MatmulMatrixScale.OUTER_VEC_32F)
+            self._set(description, attribute.A_SCALE_MODE, mode, ctypes.c_int32)
+            self._set(description, attribute.B_SCALE_MODE, mode, ctypes.c_int32)
+            self._point(description, "A_SCALE_POINTER", anywhere)
+        if scaling is not Scaling.SCALAR:
+            place = _ON_DEVICE if scaling is Scaling.OUTER else _ALPHA_VECTOR
+            self._set(description, attribute.POINTER_MODE, place, ctypes.c_int32)
+
+    def _point(self, description: int, attribute: str, address: int) -> None:
+        self._set(
+            description, getattr(self._lt.MatmulDescAttribute, attribute), address, ctypes.c_uint64
+        )
 
     def _set(self, description: int, attribute: Any, value: int, kind: Any) -> None:
         buffer = kind(value)
@@ -246,7 +278,8 @@ class CublasLt:
         )
         # What was allocated is 256-byte aligned, but rows need not be.
         for name in ("A", "B", "C", "D"):
-            aligned = ctypes.c_uint32(16 if plan.site.depth % 8 == 0 else 8)
+            whole = plan.site.depth % (16 if plan.site.scaling else 8) == 0
+            aligned = ctypes.c_uint32(16 if whole else 8)
             lt.matmul_preference_set_attribute(
                 preference,
                 int(getattr(attribute, f"MIN_ALIGNMENT_{name}_BYTES")),
@@ -285,14 +318,25 @@ class CublasLt:
     def _choose(self, plan: _Plan, cold: tuple[int, int]) -> None:
         """Time every candidate once, the best few again in turn, and keep the fastest."""
         site = plan.site
-        x = torch.randn(site.rows * site.x_stride, device="cuda").to(torch.bfloat16)
+        operand = torch.float8_e4m3fn if site.scaling else torch.bfloat16
+        x = torch.randn(site.rows * site.x_stride, device="cuda").to(operand)
         result = torch.float32 if site.wide else torch.bfloat16
         out = torch.zeros(site.rows * site.out_stride, device="cuda", dtype=result)
-        bias = torch.zeros(site.columns, device="cuda", dtype=result)
+        bias = torch.zeros(
+            site.columns, device="cuda", dtype=torch.bfloat16 if site.scaling else result
+        )
+        scales = torch.ones(site.columns, device="cuda")
         torch.cuda.synchronize()
         products = [
-            Operands(x.data_ptr(), weight, bias.data_ptr(), out.data_ptr())
-            for weight in _rotation(cold, site.columns * site.depth * 2)
+            Operands(
+                x.data_ptr(),
+                weight,
+                bias.data_ptr(),
+                out.data_ptr(),
+                scales.data_ptr(),
+                scales.data_ptr(),
+            )
+            for weight in _rotation(cold, site.columns * site.depth * x.element_size())
         ]
         timings: list[Timing] = []
         with ExitStack() as opened:
@@ -334,12 +378,6 @@ def load_cublaslt() -> ModuleType:
     return cublasLt
 
 
-def cache_path(gpu: str, version: int) -> Path:
-    """Where the chosen algorithms of this GPU and library version are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "flashrt" / f"cublaslt-{version}-{gpu.replace(' ', '_')}.json"
-
-
 def _rotation(cold: tuple[int, int], nbytes: int) -> Iterator[int]:
     """Addresses of weights one behind the other, over more memory than a cache holds."""
     start, size = cold
@@ -348,24 +386,3 @@ def _rotation(cold: tuple[int, int], nbytes: int) -> Iterator[int]:
     fits = max(1, (size - nbytes) // step + 1)
     for index in range(count):
         yield start + index % fits * step
-
-
-def _read_cache(path: Path | None) -> dict[str, Any]:
-    if path is None or not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, OSError) as error:
-        raise DeviceError(
-            f"cache of algorithms {path}", expected="JSON", got=str(error), remedy="delete the file"
-        ) from error
-
-
-def _write_cache(path: Path | None, values: dict[str, Any]) -> None:
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(values, file, indent=1)
-    Path(name).replace(path)

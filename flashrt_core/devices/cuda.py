@@ -19,9 +19,10 @@ from ..contract import BufferSpec, Role
 from ..errors import CaptureError, DeviceError, FlashRTError
 from ..kernels.launch import refuse_low_bit
 from ..kernels.op import Op
+from .algorithm_cache import cache_path
 from .arena import ALIGNMENT, placed, views
 from .base import NUMPY_DTYPES, Native, NativeProgram, Program, Segment
-from .cublaslt import CublasLt, cache_path, load_cublaslt
+from .cublaslt import CublasLt, load_cublaslt
 from .cuda_driver import LIBRARY, CudaDriver
 from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher

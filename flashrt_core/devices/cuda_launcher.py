@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from ..errors import CaptureError, ContractError
 from ..kernels.launch import Size
-from .cublaslt import CublasLt, Operands, Site
+from .cublaslt import CublasLt
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
 from .cuda_library import KernelLibrary, Packed, launch_config
 from .overlap import Overlap
+from .product_site import Operands, Scaling, Site
 
 PRODUCT = "matmul"  # a library product, among the names of what was launched
 _REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
@@ -109,29 +111,44 @@ class CudaLauncher:
         *,
         gelu: bool = False,
         accumulate: bool = False,
+        x_scale: Tensor | None = None,
+        weight_scale: Tensor | None = None,
     ) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
-        site = Site(
-            rows=x.shape[0],
-            columns=weight.shape[0],
-            depth=x.shape[1],
-            x_stride=x.stride(0),
-            out_stride=out.stride(0),
-            bias=bias is not None,
-            gelu=gelu,
-            accumulate=accumulate,
-            wide=out.dtype is torch.float32,
-        )
-        if bias is not None and bias.dtype is not out.dtype:
-            raise ContractError("bias of a product", expected=out.dtype, got=bias.dtype)
+        site = _site(x, weight, bias, out, gelu, accumulate)
+        wanted = out.dtype if x_scale is None else torch.bfloat16
+        if bias is not None and bias.dtype is not wanted:
+            raise ContractError("bias of a product", expected=wanted, got=bias.dtype)
+        if weight_scale is not None:
+            way = self._gemm.scaling(site, self.memory, prepare=self._planning)
+            if way is None:
+                raise ContractError(f"product {site}", expected="one that scales rows", got="none")
+            site = replace(site, scaling=way)
+        elif x_scale is not None:
+            site = replace(site, scaling=Scaling.SCALAR)
         if self._planning:
             self._gemm.prepare(site, self.memory)
             return
-        offset = bias.data_ptr() if bias is not None else 0
-        addresses = Operands(x.data_ptr(), weight.data_ptr(), offset, out.data_ptr())
-        self._gemm.run(site, addresses)
+        addresses = map(_address, (x, weight, bias, out, x_scale, weight_scale))
+        self._gemm.run(site, Operands(*addresses))
         self.launched.append(PRODUCT)
         self._boundary = False
+
+    def scales_rows(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        gelu: bool = False,
+        accumulate: bool = False,
+    ) -> bool:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        if bias is not None and bias.dtype is not torch.bfloat16:
+            return False
+        site = _site(x, weight, bias, out, gelu, accumulate)
+        return self._gemm.scaling(site, self.memory, prepare=self._planning) is not None
 
     def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
@@ -141,7 +158,8 @@ class CudaLauncher:
                 raise CaptureError(f"fastest way of {key!r}", expected="a choice made at set-up")
             for way in ways.values():
                 way(x)  # products are prepared, workspace is there
-            chosen = self._race(ways, torch.randn_like(x))
+            noise = torch.randn(x.shape, device=x.device)  # is not drawn in every format
+            chosen = self._race(ways, torch.empty_like(x).copy_(noise))
             self._gemm.keep_choice(key, chosen)
         ways[chosen](x)
 
@@ -181,3 +199,23 @@ class CudaLauncher:
     def close(self) -> None:
         """Release the workspace."""
         self._workspaces.clear()
+
+
+def _site(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, gelu: bool, accumulate: bool
+) -> Site:
+    return Site(
+        rows=x.shape[0],
+        columns=weight.shape[0],
+        depth=x.shape[1],
+        x_stride=x.stride(0),
+        out_stride=out.stride(0),
+        bias=bias is not None,
+        gelu=gelu,
+        accumulate=accumulate,
+        wide=out.dtype is torch.float32,
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -132,22 +132,27 @@ def _encode(driver: Driver, tile: TensorMap) -> bytes:
     api = driver.api
     size, word = api.cuuint64_t, api.cuuint32_t
     swizzles = {
-        64: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        32: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        64: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
     }
-    if tile.box_columns not in swizzles:
-        raise ContractError("columns of a tile map", expected="64 or 32", got=tile.box_columns)
+    types = {
+        2: api.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        1: api.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    }
+    width = tile.box_columns * tile.element_bytes
+    if width not in swizzles:
+        raise ContractError("bytes of a row of a tile map", expected="128 or 64", got=width)
     encoded = driver.call(
         "cuTensorMapEncodeTiled",
-        api.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        types[tile.element_bytes],
         2,
         tile.base,
         [size(tile.columns), size(tile.rows)],
-        [size(tile.stride * 2)],
+        [size(tile.stride * tile.element_bytes)],
         [word(tile.box_columns), word(tile.box_rows)],
         [word(1), word(1)],
         api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzles[tile.box_columns],
+        swizzles[width],
         api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
@@ -11,7 +12,7 @@ from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, geglu
 from .op import Lane, Op
 from .quantised import given, store
-from .skinny import SkinnyPlan, choose_plan
+from .skinny import SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -22,6 +23,14 @@ _PLANS = (
     SkinnyPlan("ada_rms_norm_geglu_62_bf16_cluster", 1024, 62, 64, 155728),
     SkinnyPlan("ada_rms_norm_geglu_14_bf16", 1024, 14, 32, 23088),
     SkinnyPlan("ada_rms_norm_geglu_62_bf16", 1024, 62, 16, 57376),
+)
+#: Those with int8 weights.
+_WHOLE_PLANS = (
+    SkinnyPlan("ada_rms_norm_geglu_14_i8_cluster", 1024, 14, 64, 70224),
+    SkinnyPlan("ada_rms_norm_geglu_30_i8_cluster", 1024, 30, 64, 80976),
+    SkinnyPlan("ada_rms_norm_geglu_54_i8_sm90", 1024, 54, 64, 49248, cluster=2),
+    SkinnyPlan("ada_rms_norm_geglu_14_i8", 1024, 14, 32, 23088),
+    SkinnyPlan("ada_rms_norm_geglu_62_i8", 1024, 62, 16, 57376),
 )
 
 
@@ -51,14 +60,30 @@ def ada_rms_norm_geglu_launch(
     out: Tensor,
     *,
     eps: float,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and gate as three."""
-    require_bf16("ada_rms_norm_geglu", x=x, weight=weight, out=out)
+    require_bf16("ada_rms_norm_geglu", x=x, out=out)
     rows, width = x.shape
-    plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
-    if plan is not None and weight.is_contiguous():
-        args = (x, scale, shift, weight, out, rows, x.stride(0), out.stride(0), eps)
+
+    def fused(run: slice, plan: SkinnyPlan) -> None:
+        part, into = x[run], out[run]
+        weights = (scale, shift, weight, weight_scale)
+        args = (part, *weights, into, part.shape[0], x.stride(0), out.stride(0), eps)
         plan.launch(launcher, weight.shape[0], args)
+
+    if weight.dtype is not torch.bfloat16:
+        for run, plan in whole_plans(
+            "ada_rms_norm_geglu", _WHOLE_PLANS, launcher, x, weight, (x_scale, out_scale)
+        ):
+            fused(run, plan)
+        return
+    require_bf16("ada_rms_norm_geglu", weight=weight)
+    chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
+    if chosen is not None and weight.is_contiguous():
+        fused(slice(0, rows), chosen)
         return
     scratch = launcher.workspace(rows * (width + weight.shape[0]))
     normal = scratch[: rows * width].view(rows, width)
@@ -87,6 +112,7 @@ ADA_RMS_NORM_GEGLU = Op(
     ada_rms_norm_geglu_ref,
     ada_rms_norm_geglu_launch,
     ada_rms_norm_geglu_operands,
+    low_bit=True,
 )
 
 

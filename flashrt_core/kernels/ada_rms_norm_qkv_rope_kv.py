@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
 from .launch import Launcher, require_bf16
+from .low_bit import no_kernel
 from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
 from .quantised import given
-from .skinny import SkinnyPlan, choose_plan
+from .skinny import SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -23,6 +25,15 @@ _PLANS = (
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_bf16_sm90", 1024, 62, 64, 54816, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_bf16", 1024, 14, 16, 14880),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_bf16", 1024, 62, 16, 57376),
+)
+#: Those with int8 weights.
+_WHOLE_PLANS = (
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_i8_cluster", 1024, 14, 80, 51552, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_30_i8_cluster", 1024, 30, 80, 103520, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_54_i8_sm90", 1024, 54, 64, 48160, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_i8_sm90", 1024, 62, 64, 54816, cluster=4),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_i8", 1024, 14, 16, 14880),
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_62_i8", 1024, 62, 16, 57376),
 )
 
 
@@ -59,17 +70,32 @@ def ada_rms_norm_qkv_rope_kv_launch(
     *,
     head_dim: int,
     eps: float,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and turn as three."""
-    require_bf16("ada_rms_norm_qkv_rope_kv", x=x, weight=weight, q=q, k=k, v=v)
+    op = "ada_rms_norm_qkv_rope_kv"
+    require_bf16(op, x=x, q=q, k=k, v=v)
     rows, width = x.shape
-    plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
     one_key_head = k.shape[1] == head_dim == 256 and k.stride(0) == v.stride(0)
-    if plan is not None and one_key_head and weight.is_contiguous():
-        counts = (rows, q.shape[1] // head_dim)
+
+    def fused(run: slice, plan: SkinnyPlan) -> None:
+        part, *outputs = x[run], rope[run], q[run], k[run], v[run]
+        counts = (part.shape[0], q.shape[1] // head_dim)
         pitches = (x.stride(0), rope.stride(0), q.stride(0), k.stride(0))
-        args = (x, scale, shift, weight, rope, q, k, v, *counts, *pitches, eps)
+        args = (part, scale, shift, weight, weight_scale, *outputs, *counts, *pitches, eps)
         plan.launch(launcher, weight.shape[0], args)
+
+    if weight.dtype is not torch.bfloat16:
+        if not one_key_head:
+            raise no_kernel(op, expected="one key head of 256 values", got=list(k.shape))
+        for run, plan in whole_plans(op, _WHOLE_PLANS, launcher, x, weight, (x_scale,)):
+            fused(run, plan)
+        return
+    require_bf16(op, weight=weight)
+    chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
+    if chosen is not None and one_key_head and weight.is_contiguous():
+        fused(slice(0, rows), chosen)
         return
     scratch = launcher.workspace(rows * (width + weight.shape[0]))
     normal = scratch[: rows * width].view(rows, width)
@@ -91,6 +117,7 @@ ADA_RMS_NORM_QKV_ROPE_KV = Op(
     ada_rms_norm_qkv_rope_kv_ref,
     ada_rms_norm_qkv_rope_kv_launch,
     ada_rms_norm_qkv_rope_kv_operands,
+    low_bit=True,
 )
 
 

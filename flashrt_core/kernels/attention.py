@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import ContractError
 from .check import I32, ArgCheck
-from .launch import Launcher, TensorMap, blocks, require_bf16
+from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
@@ -65,6 +65,7 @@ def _shared_kv_sm90(
     k: Tensor,
     v: Tensor,
     out: Tensor,
+    out_scale: Tensor | None,
     prefix_length: Tensor | None,
     scale: float,
 ) -> None:
@@ -75,10 +76,10 @@ def _shared_kv_sm90(
         TensorMap(v.data_ptr(), keys, dim, v.stride(0), 64, 64),
     )
     launcher.launch(
-        "attention_shared_kv_d256_bf16_sm90",
+        f"attention_shared_kv_d256_{output_suffix('attention', out)}_sm90",
         blocks(rows * heads, 64),
         384,
-        (*maps, out, prefix_length, rows * heads, keys, scale),
+        (*maps, out, out_scale, prefix_length, rows * heads, keys, scale),
         shared_bytes=_SHARED_KV_SM90_SHARED,
     )
 
@@ -163,22 +164,23 @@ def attention_launch(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
-    require_bf16("attention", q=q, k=k, v=v, out=out)
+    require_bf16("attention", q=q, k=k, v=v)
+    into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     if dim == 72 and heads == kv_heads and packed and rows == keys == 256 * segments:
         launcher.launch(
-            "attention_segments_d72_bf16",
+            f"attention_segments_d72_{into}",
             (4, heads, segments),
             128,
-            (q, k, v, out, q.stride(0), out.stride(0), scale),
+            (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
             shared_bytes=_SEGMENT_SHARED,
         )
         return
-    side_by_side = q.stride(1) == dim and (kv_heads == 1 or k.stride(1) == v.stride(1) == dim)
-    if not side_by_side:
+    if q.stride(1) != dim or (kv_heads > 1 and not k.stride(1) == v.stride(1) == dim):
         raise ContractError(
             "attention on device 'cuda'",
             expected="the heads of a row side by side",
@@ -186,18 +188,19 @@ def attention_launch(
         )
     if dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0):
         contiguous = q.stride(0) == out.stride(0) == heads * dim
-        if prefix_length is not None and prefix_rows < keys and rows <= 64 and contiguous:
+        few = rows <= 64 and contiguous and into == "bf16"
+        if prefix_length is not None and prefix_rows < keys and few:
             _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
             return
         whole = prefix_length is None or prefix_rows == keys
         if launcher.architecture == 90 and contiguous and whole:
-            _shared_kv_sm90(launcher, q, k, v, out, prefix_length, scale)
+            _shared_kv_sm90(launcher, q, k, v, out, out_scale, prefix_length, scale)
             return
-        pointers = (q, k, v, out, prefix_length)
+        pointers = (q, k, v, out, out_scale, prefix_length)
         counts = (rows * heads, heads, keys, prefix_rows or keys)
         pitches = (q.stride(0), k.stride(0), out.stride(0))
         launcher.launch(
-            "attention_shared_kv_d256_bf16",
+            f"attention_shared_kv_d256_{into}",
             blocks(rows * heads, 64),
             256,
             (*pointers, *counts, *pitches, scale),
@@ -208,11 +211,11 @@ def attention_launch(
         raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
     sizes = (rows, heads, kv_heads, dim, rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    args = (q, k, v, out, prefix_length, *sizes, *strides, scale)
-    launcher.launch("attention_rows_bf16", blocks(rows * heads, 4), 128, args)
+    args = (q, k, v, out, out_scale, prefix_length, *sizes, *strides, scale)
+    launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
 
 
-ATTENTION = Op("attention", attention_ref, attention_launch)
+ATTENTION = Op("attention", attention_ref, attention_launch, low_bit=True)
 
 
 def _check(

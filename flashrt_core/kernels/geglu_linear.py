@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .check import ArgCheck
-from .launch import Launcher, TensorMap, blocks, require_bf16
+from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
+from .low_bit import require_e4m3
 from .maths import geglu
 from .op import Lane, Op
 from .quantised import given, store
@@ -26,77 +28,129 @@ def geglu_linear_ref(
     store(geglu(x, weight, x_scale, weight_scale), out, out_scale)
 
 
-def geglu_rows_launch(launcher: Launcher, merged: Tensor, out: Tensor) -> None:
-    """out = gelu_tanh(gate) * up of interleaved columns; merged [M, 2F], out [M, F] bf16."""
+def geglu_rows_launch(
+    launcher: Launcher,
+    merged: Tensor,
+    out: Tensor,
+    column_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """out = gelu_tanh(gate) * up of interleaved columns.
+
+    Args:
+        launcher: of the device.
+        merged: [M, 2F] bf16.
+        out: [M, F] bf16 or E4M3.
+        column_scale: [2F] float32 that ``merged`` is multiplied by first.
+        out_scale: [1] float32, of an E4M3 ``out``.
+    """
     rows, width = out.shape
-    args = (merged, out, width, merged.stride(0), out.stride(0))
-    launcher.launch("geglu_rows_bf16", (blocks(width, 8 * 256), rows), 256, args)
+    into = output_suffix("geglu_linear", out)
+    args = (merged, column_scale, out, out_scale, width, merged.stride(0), out.stride(0))
+    launcher.launch(f"geglu_rows_{into}", (blocks(width, 8 * 256), rows), 256, args)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A build of the fused kernel: tokens of a tile, depth and number of stages, cluster size."""
+    """A build of the fused kernel.
+
+    Attributes:
+        tokens: of a tile.
+        depth: columns of a stage, 128 bytes.
+        stages: in shared memory.
+        cluster: blocks.
+        suffix: format of operands and result.
+    """
 
     tokens: int
     depth: int
     stages: int
     cluster: int
+    suffix: str = "bf16"
 
     @property
     def kernel(self) -> str:
         """Name of the entry."""
         parts = (self.tokens, self.depth, self.stages, self.cluster)
-        return f"geglu_linear_{'_'.join(map(str, parts))}_bf16_sm90"
+        return f"geglu_linear_{'_'.join(map(str, parts))}_{self.suffix}_sm90"
 
 
 _TILES = (Tile(152, 64, 4, 2), Tile(192, 64, 4, 2), Tile(200, 64, 3, 2))
+_FP8_TILES = tuple(replace(tile, depth=2 * tile.depth, suffix="fp8") for tile in _TILES)
 _FEATURES, _WARPS, _STAGING = 128, 8, 256
 
 
-def geglu_linear_launch(launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor) -> None:
+def geglu_linear_launch(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
     """The library's product, then the gate; or one kernel, where it exists and is faster."""
-    require_bf16("geglu_linear", x=x, weight=weight, out=out)
     (rows, depth), width = x.shape, out.shape[1]
+    narrow = weight_scale is not None
+    output_suffix("geglu_linear", out)
+    if narrow:
+        require_e4m3("geglu_linear", x=x, weight=weight)
+    else:
+        require_bf16("geglu_linear", x=x, weight=weight)
 
     def library(x: Tensor) -> None:
-        merged = launcher.workspace(rows, 2 * width)
-        launcher.matmul(x, weight, None, merged)
-        geglu_rows_launch(launcher, merged, out)
+        merged, left = launcher.workspace(rows, 2 * width), weight_scale
+        if narrow and launcher.scales_rows(x, weight, None, merged):
+            left = None
+        done = weight_scale if left is None else None
+        launcher.matmul(x, weight, None, merged, x_scale=x_scale, weight_scale=done)
+        geglu_rows_launch(launcher, merged, out, left, out_scale)
 
     def fused(x: Tensor) -> None:
-        fused_geglu_launch(launcher, x, weight, out, choose_tile(rows))
+        tile = choose_tile(rows, _FP8_TILES if narrow else _TILES)
+        fused_geglu_launch(launcher, x, weight, out, tile, x_scale, weight_scale, out_scale)
 
-    if launcher.architecture == 90 and depth % 64 == 0 and width % (2 * _FEATURES) == 0:
-        key = f"geglu_linear {rows} {depth} {width}"
+    fits = launcher.architecture == 90 and narrow == (out_scale is not None)
+    if fits and depth * x.element_size() % 128 == 0 and width % (2 * _FEATURES) == 0:
+        key = f"geglu_linear {rows} {depth} {width}{' fp8' if narrow else ''}"
         launcher.fastest(key, {"fused": fused, "library": library}, x)
     else:
         library(x)
 
 
-def choose_tile(rows: int) -> Tile:
+def choose_tile(rows: int, tiles: Sequence[Tile] = _TILES) -> Tile:
     """The tile that computes the fewest rows in vain; the widest of equals."""
-    return min(_TILES, key=lambda tile: (blocks(rows, tile.tokens) * tile.tokens, -tile.tokens))
+    return min(tiles, key=lambda tile: (blocks(rows, tile.tokens) * tile.tokens, -tile.tokens))
 
 
 def fused_geglu_launch(
-    launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor, tile: Tile
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    tile: Tile,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
 ) -> None:
     """Persistent blocks of 128 features; those of a cluster share their tokens (sm_90a)."""
-    (rows, depth), features = x.shape, out.shape[1]
+    (rows, depth), features, each = x.shape, out.shape[1], x.element_size()
     share = tile.tokens if tile.cluster == 1 else blocks(tile.tokens, 16) * 8
     # Gate rows and up rows alternate: two maps over every other row take them apart.
     gate, up = (
-        TensorMap(half.data_ptr(), features, depth, half.stride(0), _FEATURES, tile.depth)
+        TensorMap(half.data_ptr(), features, depth, half.stride(0), _FEATURES, tile.depth, each)
         for half in (weight[0::2], weight[1::2])
     )
-    tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), share, tile.depth)
+    tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), share, tile.depth, each)
     tiles = blocks(rows, tile.tokens) * features // (_FEATURES * tile.cluster)
-    stages = tile.stages * (2 * _FEATURES + tile.tokens) * tile.depth * 2
+    sizes = (rows, depth, features)
+    stages = tile.stages * (2 * _FEATURES + tile.tokens) * tile.depth * each
     launcher.launch(
         tile.kernel,
         tile.cluster * min(tiles, launcher.multiprocessors // tile.cluster),
         384,
-        (tokens, gate, up, out, rows, depth, features, out.stride(0)),
+        (tokens, gate, up, out, x_scale, weight_scale, out_scale, *sizes, out.stride(0)),
         shared_bytes=stages + _WARPS * _STAGING + 2 * tile.stages * 8,
     )
 
@@ -108,7 +162,9 @@ def geglu_linear_operands(
     return weight, x
 
 
-GEGLU_LINEAR = Op("geglu_linear", geglu_linear_ref, geglu_linear_launch, geglu_linear_operands)
+GEGLU_LINEAR = Op(
+    "geglu_linear", geglu_linear_ref, geglu_linear_launch, geglu_linear_operands, low_bit=True
+)
 
 
 def geglu_linear(

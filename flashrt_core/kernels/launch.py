@@ -33,9 +33,10 @@ class TensorMap:
 
     Attributes:
         base: device address of the first element, 16-byte aligned.
-        rows, columns: bf16 elements of the matrix; rows outside read as zero.
+        rows, columns: elements of the matrix; rows outside read as zero.
         stride: elements between rows.
-        box_rows, box_columns: elements of a tile; 64 or 32 columns, swizzled over that width.
+        box_rows, box_columns: elements of a tile; 128 or 64 bytes of columns, swizzled over them.
+        element_bytes: 2 for bf16, 1 for 8-bit formats.
     """
 
     base: int
@@ -44,6 +45,7 @@ class TensorMap:
     stride: int
     box_rows: int
     box_columns: int
+    element_bytes: int = 2
 
 
 class Launcher(Protocol):
@@ -85,11 +87,27 @@ class Launcher(Protocol):
         *,
         gelu: bool = False,
         accumulate: bool = False,
+        x_scale: Tensor | None = None,
+        weight_scale: Tensor | None = None,
     ) -> None:
         """out = act(x W^T + b), plus what ``out`` held when ``accumulate``.
 
-        x and W are bf16; out and b are both bf16 or both float32.
+        x and W are bf16; out and b are both bf16 or both float32. With ``x_scale`` [1], x and W are
+        E4M3, b is bf16, and the product is multiplied by it and, where given, by ``weight_scale``
+        [N], which takes a product that :meth:`scales_rows`.
         """
+
+    def scales_rows(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        gelu: bool = False,
+        accumulate: bool = False,
+    ) -> bool:
+        """Whether :meth:`matmul` can multiply a product of E4M3 by a scale for each row of W."""
 
     def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
         """Do ``ways[..](x)`` in the way that was fastest at set-up.
@@ -115,6 +133,21 @@ def refuse_low_bit(op: Op, args: Iterable[Any]) -> None:
             got=f"{str(found[0]).removeprefix('torch.')}, for which it has no kernel yet",
             remedy="set precision to 'bf16', or device to 'cpu'",
         )
+
+
+def output_suffix(op: str, out: Tensor) -> str:
+    """ "fp8" or "bf16": what a kernel writes; ContractError on another format."""
+    if out.dtype is not E4M3:
+        require_bf16(op, out=out)
+        return "bf16"
+    strides = out.stride()[:-1]
+    if out.data_ptr() % 8 or out.shape[-1] % 8 or any(stride % 8 for stride in strides):
+        raise ContractError(
+            f"{op}: argument 'out' on device 'cuda'",
+            expected="8-byte aligned rows of a multiple of 8 values",
+            got=f"{list(out.shape)}, strides {out.stride()}",
+        )
+    return "fp8"
 
 
 def require_bf16(op: str, **tensors: Tensor | None) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .check import F32, ArgCheck
-from .launch import Launcher, require_bf16, row_threads, stream_suffix
+from .launch import Launcher, output_suffix, row_threads, stream_suffix
 from .op import Lane, Op
 from .quantised import given, store
 
@@ -25,19 +25,25 @@ def layer_norm_ref(
 
 
 def layer_norm_launch(
-    launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, eps: float
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    out_scale: Tensor | None = None,
 ) -> None:
     """One block a row."""
-    require_bf16("layer_norm", out=out)
-    kernel = {"bf16": "layer_norm_bf16", "f32": "layer_norm_f32_bf16"}[
-        stream_suffix("layer_norm", "x", x)
-    ]
+    into = output_suffix("layer_norm", out)
+    stream = stream_suffix("layer_norm", "x", x)
+    kernel = f"layer_norm_{stream}" if stream == into else f"layer_norm_{stream}_{into}"
     rows, width = x.shape
-    args = (x, weight, bias, out, width, x.stride(0), out.stride(0), eps)
+    args = (x, weight, bias, out, out_scale, width, x.stride(0), out.stride(0), eps)
     launcher.launch(kernel, rows, row_threads("layer_norm", width), args)
 
 
-LAYER_NORM = Op("layer_norm", layer_norm_ref, layer_norm_launch)
+LAYER_NORM = Op("layer_norm", layer_norm_ref, layer_norm_launch, low_bit=True)
 
 
 def layer_norm(

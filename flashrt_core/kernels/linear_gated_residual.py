@@ -10,7 +10,7 @@ from .launch import Launcher, require_bf16, row_threads
 from .maths import matmul
 from .op import Lane, Op
 from .quantised import given
-from .skinny import SkinnyPlan, choose_plan
+from .skinny import SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -34,6 +34,24 @@ _PLANS = (
     SkinnyPlan("linear_gated_residual_k4096_64_bf16_cluster", 4096, 64, 32, 90160, cluster=4),
     SkinnyPlan("linear_gated_residual_k4096_16_bf16", 4096, 16, 8, 4112),
 )
+#: Those with int8 weights.
+_WHOLE_PLANS = (
+    SkinnyPlan(
+        "linear_gated_residual_k2048_16_i8_cluster", 2048, 16, 32, 12336, threads=128, cluster=4
+    ),
+    SkinnyPlan("linear_gated_residual_k2048_32_i8_cluster", 2048, 32, 16, 26656, cluster=2),
+    SkinnyPlan("linear_gated_residual_k2048_56_i8_sm90", 2048, 56, 64, 44832, cluster=8),
+    SkinnyPlan("linear_gated_residual_k2048_64_i8_sm90", 2048, 64, 64, 51232, cluster=8),
+    SkinnyPlan("linear_gated_residual_k2048_64_i8_cluster", 2048, 64, 16, 53280, cluster=2),
+    SkinnyPlan("linear_gated_residual_k2048_16_i8", 2048, 16, 8, 4112),
+    SkinnyPlan("linear_gated_residual_k2048_64_i8", 2048, 64, 8, 16400),
+    SkinnyPlan("linear_gated_residual_k4096_16_i8_cluster", 4096, 16, 32, 22576, cluster=4),
+    SkinnyPlan("linear_gated_residual_k4096_32_i8_cluster", 4096, 32, 32, 45104, cluster=4),
+    SkinnyPlan("linear_gated_residual_k4096_56_i8_sm90", 4096, 56, 64, 44832, cluster=8),
+    SkinnyPlan("linear_gated_residual_k4096_64_i8_sm90", 4096, 64, 64, 51232, cluster=8),
+    SkinnyPlan("linear_gated_residual_k4096_64_i8_cluster", 4096, 64, 32, 90160, cluster=4),
+    SkinnyPlan("linear_gated_residual_k4096_16_i8", 4096, 16, 8, 4112),
+)
 
 
 def linear_gated_residual_ref(
@@ -50,15 +68,35 @@ def linear_gated_residual_ref(
 
 
 def linear_gated_residual_launch(
-    launcher: Launcher, x: Tensor, weight: Tensor, gate: Tensor, out: Tensor
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    *,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else product and gated addition as two."""
-    require_bf16("linear_gated_residual", x=x, weight=weight, out=out)
+    require_bf16("linear_gated_residual", x=x, out=out)
     rows, width = out.shape
-    plan = choose_plan(_PLANS, launcher, rows, *weight.shape)
-    if plan is not None and weight.is_contiguous():
-        strides = (x.stride(0), out.stride(0))
-        plan.launch(launcher, width, (x, plan.weight(weight), gate, out, rows, *strides))
+
+    def fused(run: slice, plan: SkinnyPlan) -> None:
+        part, into = x[run], out[run]
+        counts = (part.shape[0], x.stride(0), out.stride(0))
+        args = (part, plan.weight(weight), weight_scale, gate, into, *counts)
+        plan.launch(launcher, width, args)
+
+    if weight.dtype is not torch.bfloat16:
+        for run, plan in whole_plans(
+            "linear_gated_residual", _WHOLE_PLANS, launcher, x, weight, (x_scale,)
+        ):
+            fused(run, plan)
+        return
+    require_bf16("linear_gated_residual", weight=weight)
+    chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
+    if chosen is not None and weight.is_contiguous():
+        fused(slice(0, rows), chosen)
         return
     branch = launcher.workspace(rows, width)
     launcher.matmul(x, weight, None, branch)
@@ -79,6 +117,7 @@ LINEAR_GATED_RESIDUAL = Op(
     linear_gated_residual_ref,
     linear_gated_residual_launch,
     linear_gated_residual_operands,
+    low_bit=True,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import F32, ArgCheck
-from .launch import Launcher, require_bf16, row_threads, stream_suffix
+from .launch import Launcher, output_suffix, row_threads, stream_suffix
 from .maths import rms_normalise
 from .op import Lane, Op
 from .quantised import given, store
@@ -19,19 +19,24 @@ def rms_norm_ref(
 
 
 def rms_norm_launch(
-    launcher: Launcher, x: Tensor, weight: Tensor, out: Tensor, *, eps: float
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    out_scale: Tensor | None = None,
 ) -> None:
     """One block a row."""
-    require_bf16("rms_norm", out=out)
-    kernel = {"bf16": "rms_norm_bf16", "f32": "rms_norm_f32_bf16"}[
-        stream_suffix("rms_norm", "x", x)
-    ]
+    into = output_suffix("rms_norm", out)
+    stream = stream_suffix("rms_norm", "x", x)
+    kernel = f"rms_norm_{stream}" if stream == into else f"rms_norm_{stream}_{into}"
     rows, width = x.shape
-    args = (x, weight, out, width, x.stride(0), out.stride(0), eps)
+    args = (x, weight, out, out_scale, width, x.stride(0), out.stride(0), eps)
     launcher.launch(kernel, rows, row_threads("rms_norm", width), args)
 
 
-RMS_NORM = Op("rms_norm", rms_norm_ref, rms_norm_launch)
+RMS_NORM = Op("rms_norm", rms_norm_ref, rms_norm_launch, low_bit=True)
 
 
 def rms_norm(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .launch import Launcher, TensorMap
+from .low_bit import no_kernel
 
 #: Generations with thread block clusters and more than 200 KiB of shared memory a block.
 LARGE_CLUSTERS = (9, 10, 11)
@@ -71,3 +73,41 @@ def choose_plan(
 ) -> SkinnyPlan | None:
     """The first plan that fits; None where the product needs another way."""
     return next((plan for plan in plans if plan.fits(launcher, tokens, rows, depth)), None)
+
+
+def whole_plans(
+    op: str,
+    plans: Sequence[SkinnyPlan],
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    scales_of_activations: tuple[Tensor | None, ...],
+) -> Iterator[tuple[slice, SkinnyPlan]]:
+    """Runs of the rows of ``x``, each with a plan for it: no library takes a product with int8.
+
+    Args:
+        op: named in errors.
+        plans: of kernels with int8 weights, best first.
+        launcher: of the device.
+        x: [M, K] bf16.
+        weight: [N, K] int8.
+        scales_of_activations: what the op was given; all None, as there is no kernel for others.
+
+    Raises:
+        ContractError: no kernel takes this weight.
+    """
+    tokens, (rows, depth) = x.shape[0], weight.shape
+    run, plan = tokens, choose_plan(plans, launcher, tokens, rows, depth)
+    while plan is None and run > 1:
+        run = -(-run // 2)
+        plan = choose_plan(plans, launcher, run, rows, depth)
+    if any(scale is not None for scale in scales_of_activations):
+        raise no_kernel(op, expected="bfloat16 activations", got="float8_e4m3fn ones")
+    if plan is None or weight.dtype is not torch.int8 or not weight.is_contiguous():
+        raise no_kernel(
+            op,
+            expected=f"packed int8 weights of {sorted({plan.depth for plan in plans})} columns",
+            got=f"{weight.dtype} {list(weight.shape)}",
+        )
+    for start in range(0, tokens, run):
+        yield slice(start, min(start + run, tokens)), plan

@@ -80,11 +80,14 @@ class Launch:
 class CheckingLauncher:
     """Records launches; fails on an entry or a parameter list that the sources do not have."""
 
-    def __init__(self, architecture: int = 90, multiprocessors: int = 132) -> None:
+    def __init__(
+        self, architecture: int = 90, multiprocessors: int = 132, *, rows_scaled: bool = True
+    ) -> None:
         self.architecture = architecture
         self.multiprocessors = multiprocessors
         self.launches: list[Launch] = []
         self.products = 0
+        self.rows_scaled = rows_scaled  # by the library
         self._declared = declared()
 
     def launch(
@@ -114,10 +117,29 @@ class CheckingLauncher:
         *,
         gelu: bool = False,
         accumulate: bool = False,
+        x_scale: Tensor | None = None,
+        weight_scale: Tensor | None = None,
     ) -> None:
+        narrow = torch.float8_e4m3fn if x_scale is not None else torch.bfloat16
+        assert x.dtype is weight.dtype is narrow
+        if bias is not None:
+            assert bias.dtype is (out.dtype if x_scale is None else torch.bfloat16)
+        assert weight_scale is None or (x_scale is not None and self.rows_scaled)
         assert x.shape[1] == weight.shape[1]
         assert tuple(out.shape) == (x.shape[0], weight.shape[0])
         self.products += 1
+
+    def scales_rows(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        gelu: bool = False,
+        accumulate: bool = False,
+    ) -> bool:
+        return self.rows_scaled and (bias is None or bias.dtype is torch.bfloat16)
 
     def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
         kept = list(self.launches), self.products

@@ -10,6 +10,7 @@ import torch
 
 from flashrt_core.contract import Contract
 from flashrt_core.errors import ContractError
+from flashrt_core.gemm import linear
 from flashrt_core.kernels import (
     ada_rms_norm_geglu,
     ada_rms_norm_qkv_rope_kv,
@@ -19,6 +20,7 @@ from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.geglu_linear import choose_tile, geglu_linear
 from flashrt_core.kernels.launch import TensorMap, refuse_low_bit
 from flashrt_core.kernels.op import Op
+from flashrt_core.kernels.quantised import E4M3
 from flashrt_core.kernels.rms_norm import rms_norm
 from flashrt_core.policies.pi05 import POLICY
 from test.kernels.signatures import OPS, CheckingLauncher, Launch, declared
@@ -36,10 +38,16 @@ class Lane:
         op.launch(self._launcher, *args, **kwargs)
 
 
-def launch_policy(preset: str, views: int, launcher: CheckingLauncher, **overrides: Any) -> None:
+def launch_policy(
+    preset: str,
+    views: int,
+    launcher: CheckingLauncher,
+    precision: str = "bf16",
+    **overrides: Any,
+) -> None:
     config = POLICY.config(preset, **overrides)
     shapes = POLICY.shapes(config, views)
-    contract: Contract = POLICY.contract(config, shapes, POLICY.slots[:views], "bf16")
+    contract: Contract = POLICY.contract(config, shapes, POLICY.slots[:views], precision)
     buffers = {
         spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.value))
         for spec in contract.buffers
@@ -69,6 +77,58 @@ def test_real_widths_launch_as_declared(architecture: int, views: int) -> None:
     assert "attention_segments_d72_bf16" in kernels
     assert "attention_rows_bf16" not in kernels
     assert any(kernel.endswith("_sm90") for kernel in kernels) == (architecture == 90)
+
+
+@pytest.mark.parametrize(("architecture", "rows_scaled"), [(90, True), (90, False), (120, False)])
+def test_fp8_plan_launches_as_declared(architecture: int, rows_scaled: bool) -> None:
+    launcher = CheckingLauncher(architecture, rows_scaled=rows_scaled)
+    launch_policy("base", 2, launcher, "fp8", **SHALLOW)
+    kernels = [launch.kernel for launch in launcher.launches]
+    sm90 = "_sm90" if architecture == 90 else ""
+    for name in (
+        "layer_norm_f32_fp8",
+        "attention_segments_d72_fp8",
+        "rms_norm_f32_fp8",
+        f"attention_shared_kv_d256_fp8{sm90}",
+    ):
+        assert name in kernels
+    # fc1 alone is finished by a kernel of its own, where the library does the rest.
+    finished = [kernel for kernel in kernels if kernel.startswith("product_rows")]
+    assert finished == ["product_rows_fp8"] or not rows_scaled
+    assert rows_scaled or sorted(finished) == [
+        *["product_rows_f32"] * 4,
+        "product_rows_fp8",
+    ]
+    gates = [kernel for kernel in kernels if kernel.startswith("geglu_")]
+    assert len(gates) == 1 and "fp8" in gates[0]
+    expert = [kernel for kernel in kernels if kernel.startswith("ada_rms_norm_g")]
+    assert all("_i8" in kernel for kernel in expert) and len(expert) == 2
+
+
+def test_scales_are_handed_on() -> None:
+    launcher = CheckingLauncher(rows_scaled=False)
+    x, weight = torch.empty(512, 64).to(E4M3), torch.empty(32, 64).to(E4M3)
+    x_scale, scales, out_scale = torch.ones(1), torch.ones(32), torch.ones(1)
+    stream, hidden = torch.empty(512, 32), torch.empty(512, 32).to(E4M3)
+    given: dict[str, Any] = {"x_scale": x_scale, "weight_scale": scales}
+    lane = Lane(launcher)
+    linear(lane, x, weight, None, stream, residual=stream, **given)
+    linear(lane, x, weight, None, hidden, activation="gelu_tanh", out_scale=out_scale, **given)
+    added, quantised = launcher.launches
+    assert added.args[1] is scales and added.args[-2:] == (0, 1)
+    assert quantised.args[4] is out_scale and quantised.args[-2:] == (1, 0)
+
+
+def test_formats_without_a_kernel_are_refused() -> None:
+    lane = Lane(CheckingLauncher())
+    x, weight = torch.empty(8, 64).bfloat16(), torch.empty(32, 64).to(torch.int8)
+    with pytest.raises(ContractError, match="linear.*float8_e4m3fn 'x' beside.*got bfloat16"):
+        linear(lane, x, weight, None, torch.empty(8, 32), weight_scale=torch.ones(32))
+    gate, out = torch.empty(32), torch.empty(8, 32).bfloat16()
+    with pytest.raises(ContractError, match=r"packed int8 weights of \[2048, 4096\] columns"):
+        linear_gated_residual.linear_gated_residual(
+            lane, x, weight, gate, out, weight_scale=torch.ones(32)
+        )
 
 
 def test_raw_images_launch_as_declared() -> None:
@@ -103,6 +163,23 @@ def test_fused_geglu_covers_rows_and_fits() -> None:
     assert launch.kernel == "geglu_linear_192_64_4_2_bf16_sm90"
     assert launch.grid == 2 * 3 * 2  # clusters of two blocks, three token tiles, two weight pairs
     assert launch.shared_bytes == 4 * (256 + 192) * 128 + 2048 + 64
+
+
+def test_fused_geglu_of_fp8_takes_twice_the_columns() -> None:
+    launcher = CheckingLauncher()
+    x, weight = torch.empty(560, 2048).to(E4M3), torch.empty(1024, 2048).to(E4M3)
+    scales: dict[str, Any] = {
+        "x_scale": torch.ones(1),
+        "weight_scale": torch.ones(1024),
+        "out_scale": torch.ones(1),
+    }
+    geglu_linear(Lane(launcher), x, weight, torch.empty(560, 512).to(E4M3), **scales)
+    (launch,) = launcher.launches
+    assert launch.kernel == "geglu_linear_192_128_4_2_fp8_sm90"
+    assert launch.shared_bytes == 4 * (256 + 192) * 128 + 2048 + 64
+    tokens, gate, _ = launch.args[:3]
+    assert (tokens.box_columns, tokens.element_bytes) == (128, 1)
+    assert (gate.stride, gate.rows, gate.box_rows) == (4096, 512, 128)
 
 
 def launch_few_queries(architecture: int, rows: int, prefix: int) -> Launch:
@@ -157,26 +234,54 @@ def test_plans_give_the_shared_memory_that_the_sources_assert() -> None:
         *ada_rms_norm_geglu._PLANS,
         *linear_gated_residual._PLANS,
     ]
+    whole = [
+        *ada_rms_norm_qkv_rope_kv._WHOLE_PLANS,
+        *ada_rms_norm_geglu._WHOLE_PLANS,
+        *linear_gated_residual._WHOLE_PLANS,
+    ]
     assert len(plans) == 26
-    for plan in plans:
+    assert {plan.kernel for plan in whole} == {
+        plan.kernel.replace("bf16", "i8")
+        for plan in plans
+        # These would spill.
+        if not re.fullmatch(r"ada_rms_norm_geglu_62_bf16_(cluster|sm90)", plan.kernel)
+    }
+    for plan in plans + whole:
         assert plan.shared_bytes == asserted[shape_of[plan.kernel]], plan.kernel
 
 
-def launch_expert_layer(architecture: int, rows: int) -> list[Launch]:
-    """The four products of an expert layer."""
+def launch_expert_layer(architecture: int, rows: int, *, whole: bool = False) -> list[Launch]:
+    """The four products of an expert layer, with bf16 or int8 weights."""
     launcher = CheckingLauncher(architecture)
     lane = Lane(launcher)
     x, hidden, attended = (torch.empty(rows, size).bfloat16() for size in (1024, 4096, 2048))
     table, rope = torch.empty(3, 1024), torch.empty(rows, 256)
     weights = [(2560, 1024), (1024, 2048), (8192, 1024), (1024, 4096)]
-    qkv, out, gate_up, down = (torch.empty(shape).bfloat16() for shape in weights)
+    dtype = torch.int8 if whole else torch.bfloat16
+    qkv, out, gate_up, down = (torch.empty(shape, dtype=dtype) for shape in weights)
+    scales: list[dict[str, Any]] = [
+        {"weight_scale": torch.empty(shape[0])} if whole else {} for shape in weights
+    ]
     keys, values = torch.empty(2, rows, 256).bfloat16().unbind()
     ada_rms_norm_qkv_rope_kv.ada_rms_norm_qkv_rope_kv(
-        lane, x, table[0], table[1], qkv, rope, attended, keys, values, head_dim=256, eps=1e-6
+        lane,
+        x,
+        table[0],
+        table[1],
+        qkv,
+        rope,
+        attended,
+        keys,
+        values,
+        head_dim=256,
+        eps=1e-6,
+        **scales[0],
     )
-    linear_gated_residual.linear_gated_residual(lane, attended, out, table[2], x)
-    ada_rms_norm_geglu.ada_rms_norm_geglu(lane, x, table[0], table[1], gate_up, hidden, eps=1e-6)
-    linear_gated_residual.linear_gated_residual(lane, hidden, down, table[2], x)
+    linear_gated_residual.linear_gated_residual(lane, attended, out, table[2], x, **scales[1])
+    ada_rms_norm_geglu.ada_rms_norm_geglu(
+        lane, x, table[0], table[1], gate_up, hidden, eps=1e-6, **scales[2]
+    )
+    linear_gated_residual.linear_gated_residual(lane, hidden, down, table[2], x, **scales[3])
     return launcher.launches
 
 
@@ -201,6 +306,21 @@ def test_products_of_an_expert_layer(architecture: int, rows: int, norm: str, pl
         f"ada_rms_norm_geglu_{norm}",
         f"linear_gated_residual_k4096_{plain}",
     ]
+
+
+@pytest.mark.parametrize(("architecture", "rows"), [(80, 10), (90, 10), (90, 50)])
+def test_int8_weights_of_an_expert_layer(architecture: int, rows: int) -> None:
+    """The same kernels as with bf16, by another name."""
+    wide = [launch.kernel for launch in launch_expert_layer(architecture, rows)]
+    launches = launch_expert_layer(architecture, rows, whole=True)
+    assert [launch.kernel for launch in launches] == [name.replace("bf16", "i8") for name in wide]
+
+
+def test_int8_weights_take_rows_in_runs_where_no_kernel_takes_all() -> None:
+    launches = launch_expert_layer(80, 50, whole=True)
+    down = [launch for launch in launches if "k4096" in launch.kernel]
+    assert [launch.args[5] for launch in down] == [13, 13, 13, 11]
+    assert {launch.kernel for launch in down} == {"linear_gated_residual_k4096_16_i8"}
 
 
 def test_products_of_many_rows_on_other_generations() -> None:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from flashrt_core.errors import ContractError
-from flashrt_core.gemm import LINEAR, linear
+from flashrt_core.gemm import linear
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from flashrt_core.kernels.attention import attention
+from flashrt_core.kernels.copy_rows import COPY_ROWS
 from flashrt_core.kernels.geglu_linear import geglu_linear
 from flashrt_core.kernels.launch import refuse_low_bit
 from flashrt_core.kernels.layer_norm import layer_norm
@@ -320,8 +321,8 @@ def test_a_fused_product_cannot_quantise_for_a_wide_weight() -> None:
 
 def test_no_kernel_is_said_in_one_line() -> None:
     values = _good()
-    with pytest.raises(ContractError, match="op 'linear' on device 'cuda'.*no kernel.*'bf16'"):
-        refuse_low_bit(LINEAR, values.values())
+    with pytest.raises(ContractError, match="op 'copy_rows' on device 'cuda'.*no kernel.*'bf16'"):
+        refuse_low_bit(COPY_ROWS, values.values())
     with pytest.raises(ContractError, match="got int8, for which it has no kernel yet"):
-        refuse_low_bit(LINEAR, [torch.zeros(2, 2, dtype=torch.int8)])
-    refuse_low_bit(LINEAR, [normal(2, 2, seed=1).bfloat16(), None, 3])
+        refuse_low_bit(COPY_ROWS, [torch.zeros(2, 2, dtype=torch.int8)])
+    refuse_low_bit(COPY_ROWS, [normal(2, 2, seed=1).bfloat16(), None, 3])

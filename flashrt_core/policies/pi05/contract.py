@@ -115,9 +115,16 @@ def _check_fit(config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[st
 
 
 def _quantised(buffers: Iterable[BufferSpec], plan: Precision) -> Iterator[BufferSpec]:
-    """The same buffers, low-bit weights as their sites have them, with scales behind."""
+    """The same buffers, low-bit weights as their sites have them, with scales behind.
+
+    A product of fp8 operands takes a bf16 bias, whatever it writes: library products know no other.
+    """
     by_weight = {site.weight: (name, site) for name, site in SITES.items()}
+    fp8 = [SITES[name].weight for name, form in plan.sites.items() if form is Format.FP8]
+    biases = {weight.removesuffix("weight") + "bias" for weight in fp8}
     for spec in buffers:
+        if spec.name in biases:
+            spec = replace(spec, dtype=DType.BF16)
         name, site = by_weight.get(spec.name, ("", None))
         if site is None or plan.sites[name] not in LOW_BIT:
             yield spec
