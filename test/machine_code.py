@@ -83,7 +83,7 @@ PROMISES = (
     ),
     Promise(_FEW_ROWS, MMA, "products run on the tensor cores"),
     Promise(
-        _FEW_ROWS + r"_i8.*", r"HFMA2\.BF16\S*RELU",
+        _FEW_ROWS + r"_i8.*", r"HFMA2\.BF16",
         "int8 is widened two values at a time, while the loads of x are under way",
         behind=r"LDG\S*STRONG", architectures=_OVERLAPPING,
     ),

@@ -80,7 +80,11 @@ class FewRows {
     fetch_row_scales(split_ * S::kOwn + thread_ % S::kOwn);
   }
   __device__ __forceinline__ void fetch_row_scales(int item) {
-    if constexpr (S::kWhole) row_scales_ = op_.row_scales(in_.weight_scale, tile_, item);
+    if constexpr (S::kWhole) {
+      const float4 s = op_.row_scales(in_.weight_scale, tile_, item);
+      constexpr float k = Widening::kFactor;
+      row_scales_ = {s.x * k, s.y * k, s.z * k, s.w * k};
+    }
   }
   __device__ __forceinline__ void fetch() {
     op_.fetch(tile_, thread_ / S::kOwn, split_ * S::kOwn + thread_ % S::kOwn, in_.tokens);

@@ -122,39 +122,34 @@ __device__ __forceinline__ float2 unpack2(uint32_t two) {
   return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
 }
 
-// How int8 becomes bf16, exactly. With its sign bit turned and the exponent byte of 128 in front, a
-// value v is 256 + v for v < 0 and 256 + 2 v for v >= 0; the half of that less 128, where it is
-// positive, is the v too many. A byte permutation and three arithmetic instructions for two values,
-// where masks would keep the slower integer pipe busy.
+// How int8 becomes bf16, exactly, over 64: the values 0 .. 255 in the low bits of a bf16 stand for that
+// many times 2^-133, as the smallest normal numbers follow the subnormal ones without a step. With its
+// sign bit turned a byte is 128 + v; times 2^127, less 2, that is v / 64. Two values take a byte
+// permutation and a multiplication.
 //
-// Its two constants hold a zero that only the clock knows: what is made of them cannot be scheduled
-// before loads that the program has in front, and they stay in registers.
+// The sign bits hold a zero that only the clock knows: what is made of them cannot be scheduled before
+// loads that the program has in front.
 struct Widening {
-  uint32_t sign, exponent;
+  static constexpr float kFactor = 64.0f;  // of the products that follow
+  uint32_t signs;
 
   __device__ __forceinline__ void begin() {
     uint64_t clock;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
-    const uint32_t zero = clock >> 63;
-    sign = 0x80808080u + zero;
-    exponent = 0x43434343u + zero;
+    signs = 0x80808080u + static_cast<uint32_t>(clock >> 63);
   }
 
   template <int kLow, int kHigh>
-  __device__ __forceinline__ uint32_t pair(uint32_t turned) const {
-    constexpr uint32_t kOne = 0x3f803f80, kMinusOne = 0xbf80bf80, kHalf = 0x3f003f00;
-    constexpr uint32_t kMinus256 = 0xc380c380, kMinus128 = 0xc300c300;
-    const uint32_t t = __byte_perm(turned, exponent, kLow | 4 << 4 | kHigh << 8 | 4 << 12);
-    uint32_t over, under, v;
-    asm("fma.rn.relu.bf16x2 %0, %1, %2, %3;" : "=r"(over) : "r"(t), "r"(kHalf), "r"(kMinus128));
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(under) : "r"(t), "r"(kOne), "r"(kMinus256));
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(over), "r"(kMinusOne), "r"(under));
+  __device__ __forceinline__ static uint32_t pair(uint32_t turned) {
+    const uint32_t t = __byte_perm(turned, 0u, kLow | 4 << 4 | kHigh << 8 | 4 << 12);
+    uint32_t v;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(t), "r"(0x7f007f00u), "r"(0xc000c000u));
     return v;
   }
 
   // Eight weights.
   __device__ __forceinline__ uint4 operator()(const uint2& whole) const {
-    const uint32_t low = whole.x ^ sign, high = whole.y ^ sign;
+    const uint32_t low = whole.x ^ signs, high = whole.y ^ signs;
     return {pair<0, 1>(low), pair<2, 3>(low), pair<0, 1>(high), pair<2, 3>(high)};
   }
   __device__ __forceinline__ uint4 operator()(const uint4& wide) const { return wide; }
