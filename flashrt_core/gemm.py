@@ -14,7 +14,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
-from .kernels.launch import Launcher, blocks, output_suffix, require_bf16_rows, stream_suffix
+from .kernels.launch import (
+    Launcher,
+    Way,
+    blocks,
+    output_suffix,
+    require_bf16_rows,
+    stream_suffix,
+)
 from .kernels.low_bit import no_kernel, require_e4m3
 from .kernels.maths import matmul
 from .kernels.op import Lane, Op
@@ -64,8 +71,8 @@ def linear_launch(
 ) -> None:
     """One product of cuBLASLt: bias and activation in its epilogue, the residual as its addend.
 
-    A residual other than ``out`` itself is copied there first, run by run. What a product of E4M3
-    cannot do in its epilogue is done behind it, by one kernel.
+    A residual other than ``out`` itself is copied there first, run by run. What E4M3 needs of the
+    epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is None:
@@ -81,59 +88,49 @@ def linear_launch(
         run = residual.shape[0]
         for start in range(0, out.shape[0], run):
             copy_rows_launch(launcher, residual, out[start : start + run])
-    if weight_scale is None and out_scale is None:
+    narrow = weight_scale is not None
+    possible = not (gelu and accumulate)  # the library's activation takes the addend too
+    if possible and not narrow and out_scale is None:
         launcher.matmul(x, weight, bias, out, gelu=gelu, accumulate=accumulate)
         return
-    if out_scale is None and launcher.scales_rows(
-        x, weight, bias, out, gelu=gelu, accumulate=accumulate
-    ):
-        launcher.matmul(
-            x,
-            weight,
-            bias,
-            out,
-            gelu=gelu,
-            accumulate=accumulate,
-            x_scale=x_scale,
-            weight_scale=weight_scale,
-        )
-        return
-    product, left = launcher.workspace(*out.shape), weight_scale
-    if weight_scale is not None and launcher.scales_rows(x, weight, None, product):
-        left = None
-    done = weight_scale if left is None else None
-    launcher.matmul(x, weight, None, product, x_scale=x_scale, weight_scale=done)
-    _finish_launch(launcher, product, left, bias, out, out_scale, gelu, accumulate)
+
+    def whole(x: Tensor, out: Tensor) -> None:
+        scales = {"x_scale": x_scale, "weight_scale": weight_scale, "out_scale": out_scale}
+        launcher.matmul(x, weight, bias, out, gelu=gelu, accumulate=accumulate, **scales)
+
+    def behind(x: Tensor, out: Tensor) -> None:
+        product = launcher.workspace(*out.shape)
+        launcher.matmul(x, weight, None, product, x_scale=x_scale, weight_scale=weight_scale)
+        _finish_launch(launcher, product, bias, out, out_scale, gelu, accumulate)
+
+    ways: dict[str, Way] = {"kernel behind": behind}
+    epilogue = {"gelu": gelu, "accumulate": accumulate}
+    if possible and narrow and launcher.finishes(x, weight, bias, out, **epilogue):
+        ways = {"epilogue": whole, **ways}
+    parts = {"fp8": narrow, "bias": bias is not None, "gelu": gelu, "added": accumulate}
+    into = str(out.dtype).removeprefix("torch.")
+    words = [*(part for part, there in parts.items() if there), "into", into]
+    key = f"linear {x.shape[0]} {x.shape[1]} {out.shape[1]} {' '.join(words)}"
+    launcher.fastest(key, ways, x, out)
 
 
 def _finish_launch(
     launcher: Launcher,
     product: Tensor,
-    column_scale: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
     out_scale: Tensor | None,
     gelu: bool,
     accumulate: bool,
 ) -> None:
-    """out = act(product * column_scale + bias) + (accumulate ? out : 0)."""
+    """out = act(product + bias) + (accumulate ? out : 0)."""
     wide = out.dtype is torch.float32
     suffix = stream_suffix("linear", "out", out) if wide else output_suffix("linear", out)
     require_bf16_rows("linear", bias=bias)
     rows, width = out.shape
-    strides = (product.stride(0), out.stride(0))
-    args = (
-        product,
-        column_scale,
-        bias,
-        out,
-        out_scale,
-        width,
-        *strides,
-        int(gelu),
-        int(accumulate),
-    )
-    launcher.launch(f"product_rows_{suffix}", (blocks(width, 8 * 256), rows), 256, args)
+    sizes = (width, product.stride(0), out.stride(0), int(gelu), int(accumulate))
+    grid = (blocks(width, 8 * 256), rows)
+    launcher.launch(f"product_rows_{suffix}", grid, 256, (product, bias, out, out_scale, *sizes))
 
 
 def linear_operands(
@@ -171,14 +168,15 @@ def linear(
         residual: [R, N] float with R dividing M: added to every run of R rows (R = M for a plain
             residual, R = tokens of a view for a position table). None: nothing is added.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
-        weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
+        weight_scale: float32, of a quantised ``weight``: [1] beside an ``x`` with a scale, [N] (a
+            row's) beside one without.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats, devices or the activation do not fit.
     """
     check = ArgCheck("linear")
-    check.operands(x, weight, x_scale, weight_scale)
+    check.operands(x, weight, x_scale, weight_scale, rows_scaled=False)
     if bias is not None:
         check.tensor("bias", bias, ("N",))
     check.quantised("out", out, ("M", "N"), "out_scale", out_scale, (1,))

@@ -28,7 +28,7 @@ class Format(StrEnum):
 
     FP32 = "fp32"
     BF16 = "bf16"
-    FP8 = "fp8"  # E4M3 weights, a scale a row; E4M3 input, one calibrated scale
+    FP8 = "fp8"  # E4M3 weights, a scale a row or one; E4M3 input, one calibrated scale
     W8A16 = "w8a16"  # E4M3 weights, a scale a row; bf16 input
     I8A16 = "i8a16"  # int8 weights, a scale a row; bf16 input
 
@@ -57,17 +57,24 @@ class Site:
         source: scratch buffer that holds its input; empty where an op makes the input itself.
         rows: int32 buffer that says how many of the input's rows count; empty: all.
         formats: low-bit formats that it may have.
+        rows_scaled: whoever multiplies two E4M3 operands can multiply by a scale for each row of
+            the weight. A library product cannot, not at its full speed.
     """
 
     weight: str
     source: str = ""
     rows: str = ""
     formats: tuple[Format, ...] = LOW_BIT
+    rows_scaled: bool = True
 
     @property
     def weight_scale(self) -> str:
-        """Buffer of its weights' scales, float32: the weights' shape without K."""
+        """Buffer of its weights' scales, float32: the weights' shape without K, or 1 for N."""
         return f"{self.weight}_scale"
+
+    def scales(self, form: Format, rows: int) -> int:
+        """Scales of a weight of N ``rows`` in a low-bit format: N, or one for all."""
+        return rows if self.rows_scaled or form is not Format.FP8 else 1
 
     @property
     def x_scale(self) -> str:

@@ -20,6 +20,7 @@ TOOLS = {
     "bench_docs": ["--check"],
     "check_gpu": [],
     "compare_precision": ["--narrow", "--place", "cpu"],
+    "compare_scales": [],
     "compare_true_size": ["--narrow", "--place", "cpu"],
     "record_goldens": ["lerobot"],
     "soak": [],

@@ -1,7 +1,7 @@
-// product_rows: out = act(x * column_scale + bias) + (accumulate ? out : 0), act none or gelu_tanh: what
-// a library product cannot do in its own epilogue
-// x [M, N] bf16, its product; column_scale [N] float32 and bias [N] bf16, or null; out [M, N] bf16,
-// float32, or E4M3 with a scale (not accumulated); rows x_stride / out_stride elements apart
+// product_rows: out = act(x + bias) + (accumulate ? out : 0), act none or gelu_tanh: what a library
+// product cannot do in its own epilogue, or not as fast
+// x [M, N] bf16, its product; bias [N] bf16, or null; out [M, N] bf16, float32, or E4M3 with a scale
+// (not accumulated); rows x_stride / out_stride elements apart
 // float32, one rounding
 // needs N % 8 == 0, 16-byte aligned rows (8 for E4M3); grid (ceil(N / 8 / threads), M)
 // bound: memory, M N (2 + bytes of out, twice where accumulated) bytes
@@ -12,25 +12,21 @@
 namespace flashrt {
 
 template <class Out>
-__device__ __forceinline__ void product_rows(const bf16* x, const float* column_scale,
-                                             const bf16* bias, Out* out, const float* out_scale,
-                                             int width, int x_stride, int out_stride, int gelu,
-                                             int accumulate) {
+__device__ __forceinline__ void product_rows(const bf16* x, const bf16* bias, Out* out,
+                                             const float* out_scale, int width, int x_stride,
+                                             int out_stride, int gelu, int accumulate) {
   pdl_trigger();
   const int column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
   const bool inside = column < width;
   const float factor = store_factor<Out>(out_scale);
-  float scale[8], offset[8] = {}, v[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) scale[i] = 1.0f;
-  if (inside && column_scale) load8(column_scale + column, scale);
+  float offset[8] = {}, v[8];
   if (inside && bias) load8(bias + column, offset);
   pdl_wait();
   if (!inside) return;
   load8(x + static_cast<size_t>(blockIdx.y) * x_stride + column, v);
   Out* target = out + static_cast<size_t>(blockIdx.y) * out_stride + column;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = v[i] * scale[i] + offset[i];
+  for (int i = 0; i < 8; ++i) v[i] += offset[i];
   if (gelu) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = gelu_tanh(v[i]);
@@ -50,11 +46,9 @@ __device__ __forceinline__ void product_rows(const bf16* x, const float* column_
 
 #define FLASHRT_PRODUCT_ROWS(name, Out)                                                            \
   extern "C" __global__ void __launch_bounds__(256)                                                \
-      name(const flashrt::bf16* x, const float* column_scale, const flashrt::bf16* bias, Out* out, \
-           const float* out_scale, int width, int x_stride, int out_stride, int gelu,              \
-           int accumulate) {                                                                       \
-    flashrt::product_rows(x, column_scale, bias, out, out_scale, width, x_stride, out_stride,      \
-                          gelu, accumulate);                                                       \
+      name(const flashrt::bf16* x, const flashrt::bf16* bias, Out* out, const float* out_scale,    \
+           int width, int x_stride, int out_stride, int gelu, int accumulate) {                    \
+    flashrt::product_rows(x, bias, out, out_scale, width, x_stride, out_stride, gelu, accumulate); \
   }
 
 FLASHRT_PRODUCT_ROWS(product_rows_bf16, flashrt::bf16)

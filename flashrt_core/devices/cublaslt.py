@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..errors import DeviceError
 from .algorithm_cache import read_cache, write_cache
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
-from .product_site import Operands, Scaling, Site
+from .product_site import Operands, Site
 
 WORKSPACE_BYTES = 32 << 20
 #: Algorithms that are timed a site, best guess of the library first.
@@ -34,14 +33,14 @@ _COLD_BYTES = 200 << 20
 _MOST_PRODUCTS = 48  # in one timed graph
 # CUDA_R_16BF, CUDA_R_32F, CUDA_R_8F_E4M3, CUBLAS_COMPUTE_32F
 _BF16, _F32, _E4M3, _COMPUTE_F32 = 14, 0, 28, 68
-_ON_DEVICE, _ALPHA_VECTOR = 1, 4  # cublasLtPointerMode_t
+_TORCH = {_BF16: torch.bfloat16, _F32: torch.float32, _E4M3: torch.float8_e4m3fn}
 
 
 @dataclass
 class _Plan:
     site: Site
     description: int
-    layouts: tuple[int, int, int]  # weight, x, out
+    layouts: tuple[int, int, int, int]  # weight, x, addend, out
     algorithm: Any  # the 64 bytes of cublasLtMatmulAlgo_t
     microseconds: float
 
@@ -67,9 +66,7 @@ class CublasLt:
         self._plans: dict[Site, _Plan] = {}
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._refused: set[Site] = set()
-        # Where alpha and beta, or the scales of x's rows, are read on the device.
-        self._zero_and_one = torch.tensor([0.0, 1.0], device="cuda")
-        self._ones: list[Tensor] = []
+        self._unit = torch.ones(1, device="cuda")  # the scale of what has none
         self.timed = 0
 
     @property
@@ -77,22 +74,17 @@ class CublasLt:
         """Microseconds of every site's chosen algorithm, when it was timed."""
         return {site.key: plan.microseconds for site, plan in self._plans.items()}
 
-    def scaling(self, site: Site, cold: tuple[int, int], *, prepare: bool) -> Scaling | None:
-        """The best way to multiply a product of E4M3 by a scale for each row of its weight.
+    def offers(self, site: Site, cold: tuple[int, int], *, prepare: bool) -> bool:
+        """Whether the library has an algorithm for this site.
 
-        None where the library has none for this site. With ``prepare`` what was not asked before is
-        tried, as in :meth:`prepare`.
+        With ``prepare`` what was not asked before is tried, as in :meth:`prepare`.
         """
-        for way in (Scaling.OUTER, Scaling.VECTOR):
-            tried = replace(site, scaling=way)
-            if prepare and tried not in self._plans and tried not in self._refused:
-                try:
-                    self.prepare(tried, cold)
-                except (DeviceError, self._lt.cuBLASLtError):
-                    self._refused.add(tried)
-            if tried in self._plans:
-                return way
-        return None
+        if prepare and site not in self._refused:
+            try:
+                self.prepare(site, cold)
+            except (DeviceError, self._lt.cuBLASLtError):
+                self._refused.add(site)
+        return site in self._plans
 
     def prepare(self, site: Site, cold: tuple[int, int]) -> None:
         """Choose the algorithm of a site. Not while capturing.
@@ -101,9 +93,6 @@ class CublasLt:
         """
         if site in self._plans:
             return
-        if site.scaling is Scaling.OUTER and (not self._ones or len(self._ones[-1]) < site.rows):
-            # Graphs captured earlier hold the address of the shorter one, so that one stays.
-            self._ones.append(torch.ones(site.rows, device="cuda"))
         plan = self._describe(site)
         try:
             self._find(plan, cold)
@@ -137,14 +126,17 @@ class CublasLt:
         plan = self._plans[site]
         self._matmul(plan, operands, plan.algorithm)
 
-    def choice(self, key: str) -> str | None:
-        """What :meth:`keep_choice` kept under ``key``."""
-        kept = self._cached.get(key)
-        return None if kept is None else str(kept["way"])
+    def choice(self, key: str, kernels: str) -> str | None:
+        """What :meth:`keep_choice` kept under ``key`` for these kernels."""
+        kept = self._cached.get(key, {})
+        return str(kept["way"]) if kept.get("kernels") == kernels else None
 
-    def keep_choice(self, key: str, way: str) -> None:
-        """Keep the name of the fastest way to do something beside the algorithms."""
-        self._cached[key] = {"way": way}
+    def keep_choice(self, key: str, way: str, kernels: str, microseconds: dict[str, float]) -> None:
+        """Keep the fastest way to do something beside the algorithms, and what each one took.
+
+        ``kernels``: digest of those that some ways launch; with others the race is another.
+        """
+        self._cached[key] = {"way": way, "kernels": kernels, "microseconds": microseconds}
         write_cache(self._cache_file, self._cached)
 
     def close(self) -> None:
@@ -153,25 +145,30 @@ class CublasLt:
             self._discard(plan)
         self._plans.clear()
         self._lt.destroy(self._handle)
-        self._workspace = self._zero_and_one = torch.empty(0)
-        self._ones.clear()
+        self._workspace = self._unit = torch.empty(0)
 
     def _matmul(self, plan: _Plan, operands: Operands, algorithm: Any) -> None:
-        if plan.site.bias:
+        site = plan.site
+        if site.bias:
             self._point(plan.description, "BIAS_POINTER", operands.bias)
-        alpha, beta = self._factors(plan, operands)
-        weight, x, out = plan.layouts
+        if site.narrow:
+            unit = self._unit.data_ptr()
+            self._point(plan.description, "A_SCALE_POINTER", operands.weight_scale or unit)
+            self._point(plan.description, "B_SCALE_POINTER", operands.x_scale or unit)
+        if site.quantised:
+            self._point(plan.description, "D_SCALE_POINTER", operands.out_factor)
+        weight, x, addend, out = plan.layouts
         self._lt.matmul(
             self._handle,
             plan.description,
-            alpha,
+            ctypes.addressof(self._one),
             operands.weight,
             weight,
             operands.x,
             x,
-            beta,
-            operands.out,
-            out,
+            ctypes.addressof(self._one if site.accumulate else self._zero),
+            0 if site.quantised else operands.out,
+            addend,
             operands.out,
             out,
             algorithm.ctypes.data,
@@ -180,25 +177,12 @@ class CublasLt:
             int(self._stream),
         )
 
-    def _factors(self, plan: _Plan, operands: Operands) -> tuple[int, int]:
-        """Addresses of alpha and beta; sets the pointers of scales."""
-        site = plan.site
-        beta = ctypes.addressof(self._one if site.accumulate else self._zero)
-        if site.scaling is Scaling.OUTER:
-            # Vectors for both operands or none: the rows of x share one scale, which goes to alpha.
-            self._point(plan.description, "A_SCALE_POINTER", operands.weight_scale)
-            self._point(plan.description, "B_SCALE_POINTER", self._ones[-1].data_ptr())
-            return operands.x_scale, self._zero_and_one.data_ptr() + 4 * site.accumulate
-        if site.scaling:
-            self._point(plan.description, "B_SCALE_POINTER", operands.x_scale)
-        if site.scaling is Scaling.VECTOR:
-            return operands.weight_scale, beta
-        return ctypes.addressof(self._one), beta
-
     def _describe(self, site: Site) -> _Plan:
         """Row-major out = x W^T is column-major out^T = W x^T with W transposed."""
         lt, attribute = self._lt, self._lt.MatmulDescAttribute
-        result = _F32 if site.wide else _BF16
+        operand, addend, result, bias = _formats(site)
+        # Heuristics may refuse a null pointer; any aligned address will do until it runs.
+        anywhere = self._workspace.data_ptr()
         description = lt.matmul_desc_create(_COMPUTE_F32, _F32)
         self._set(description, attribute.TRANSA, 1, ctypes.c_int32)
         kinds = lt.Epilogue
@@ -210,32 +194,21 @@ class CublasLt:
         }[site.bias, site.gelu]
         self._set(description, attribute.EPILOGUE, int(epilogue), ctypes.c_uint32)
         if site.bias:
-            kind = _BF16 if site.scaling else result
-            self._set(description, attribute.BIAS_DATA_TYPE, kind, ctypes.c_int32)
-            # Heuristics may refuse a null bias; any aligned address will do until it runs.
-            self._point(description, "BIAS_POINTER", self._workspace.data_ptr())
-        if site.scaling:
-            self._describe_scaling(description, site.scaling)
-        operand = _E4M3 if site.scaling else _BF16
+            self._set(description, attribute.BIAS_DATA_TYPE, bias, ctypes.c_int32)
+            self._point(description, "BIAS_POINTER", anywhere)
+        if site.narrow:
+            self._set(description, attribute.FAST_ACCUM, 1, ctypes.c_int8)
+            self._point(description, "A_SCALE_POINTER", anywhere)
+            self._point(description, "B_SCALE_POINTER", anywhere)
+        if site.quantised:
+            self._point(description, "D_SCALE_POINTER", anywhere)
         layouts = (
             lt.matrix_layout_create(operand, site.depth, site.columns, site.depth),
             lt.matrix_layout_create(operand, site.depth, site.rows, site.x_stride),
+            lt.matrix_layout_create(addend, site.columns, site.rows, site.out_stride),
             lt.matrix_layout_create(result, site.columns, site.rows, site.out_stride),
         )
         return _Plan(site, description, layouts, None, 0.0)
-
-    def _describe_scaling(self, description: int, scaling: Scaling) -> None:
-        attribute, anywhere = self._lt.MatmulDescAttribute, self._workspace.data_ptr()
-        self._set(description, attribute.FAST_ACCUM, 1, ctypes.c_int8)
-        self._point(description, "B_SCALE_POINTER", anywhere)
-        if scaling is Scaling.OUTER:
-            mode = int(self._lt.MatmulMatrixScale.OUTER_VEC_32F)
-            self._set(description, attribute.A_SCALE_MODE, mode, ctypes.c_int32)
-            self._set(description, attribute.B_SCALE_MODE, mode, ctypes.c_int32)
-            self._point(description, "A_SCALE_POINTER", anywhere)
-        if scaling is not Scaling.SCALAR:
-            place = _ON_DEVICE if scaling is Scaling.OUTER else _ALPHA_VECTOR
-            self._set(description, attribute.POINTER_MODE, place, ctypes.c_int32)
 
     def _point(self, description: int, attribute: str, address: int) -> None:
         self._set(
@@ -252,15 +225,11 @@ class CublasLt:
         """Whether the library still takes a stored algorithm for this site."""
         algorithm = np.array(words, dtype=np.uint64)
         result = self._lt.MatmulHeuristicResult(1)
-        weight, x, out = plan.layouts
         try:
             self._lt.matmul_algo_check(
                 self._handle,
                 plan.description,
-                weight,
-                x,
-                out,
-                out,
+                *plan.layouts,
                 algorithm.ctypes.data,
                 result.ptr,
             )
@@ -278,7 +247,7 @@ class CublasLt:
         )
         # What was allocated is 256-byte aligned, but rows need not be.
         for name in ("A", "B", "C", "D"):
-            whole = plan.site.depth % (16 if plan.site.scaling else 8) == 0
+            whole = plan.site.depth % (16 if plan.site.narrow else 8) == 0
             aligned = ctypes.c_uint32(16 if whole else 8)
             lt.matmul_preference_set_attribute(
                 preference,
@@ -288,15 +257,11 @@ class CublasLt:
             )
         results = np.zeros(CANDIDATES, dtype=lt.matmul_heuristic_result_dtype)
         count = ctypes.c_int32(0)
-        weight, x, out = plan.layouts
         try:
             lt.matmul_algo_get_heuristic(
                 self._handle,
                 plan.description,
-                weight,
-                x,
-                out,
-                out,
+                *plan.layouts,
                 preference,
                 CANDIDATES,
                 results.ctypes.data,
@@ -318,24 +283,14 @@ class CublasLt:
     def _choose(self, plan: _Plan, cold: tuple[int, int]) -> None:
         """Time every candidate once, the best few again in turn, and keep the fastest."""
         site = plan.site
-        operand = torch.float8_e4m3fn if site.scaling else torch.bfloat16
+        operand, _, result, of_bias = (_TORCH[kind] for kind in _formats(site))
         x = torch.randn(site.rows * site.x_stride, device="cuda").to(operand)
-        result = torch.float32 if site.wide else torch.bfloat16
-        out = torch.zeros(site.rows * site.out_stride, device="cuda", dtype=result)
-        bias = torch.zeros(
-            site.columns, device="cuda", dtype=torch.bfloat16 if site.scaling else result
-        )
-        scales = torch.ones(site.columns, device="cuda")
+        out = torch.zeros(site.rows * site.out_stride, device="cuda").to(result)
+        bias = torch.zeros(site.columns, device="cuda", dtype=of_bias)
+        unit = self._unit.data_ptr()
         torch.cuda.synchronize()
         products = [
-            Operands(
-                x.data_ptr(),
-                weight,
-                bias.data_ptr(),
-                out.data_ptr(),
-                scales.data_ptr(),
-                scales.data_ptr(),
-            )
+            Operands(x.data_ptr(), weight, bias.data_ptr(), out.data_ptr(), out_factor=unit)
             for weight in _rotation(cold, site.columns * site.depth * x.element_size())
         ]
         timings: list[Timing] = []
@@ -376,6 +331,13 @@ def load_cublaslt() -> ModuleType:
             remedy="pip install 'flashrt-ros[cuda]', or set device to 'cpu'",
         ) from error
     return cublasLt
+
+
+def _formats(site: Site) -> tuple[int, int, int, int]:
+    """Of operands, addend, result and bias; the library wants a wide addend by an E4M3 result."""
+    wide = _F32 if site.wide else _BF16
+    result = _E4M3 if site.quantised else wide
+    return _E4M3 if site.narrow else _BF16, wide, result, _BF16 if site.narrow else wide
 
 
 def _rotation(cold: tuple[int, int], nbytes: int) -> Iterator[int]:

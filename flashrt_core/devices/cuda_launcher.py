@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -13,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError, ContractError
-from ..kernels.launch import Size
+from ..kernels.launch import Size, Way
+from ..kernels.quantised import E4M3
 from .cublaslt import CublasLt
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
 from .cuda_library import KernelLibrary, Packed, launch_config
 from .overlap import Overlap
-from .product_site import Operands, Scaling, Site
+from .product_site import Operands, Site
 
 PRODUCT = "matmul"  # a library product, among the names of what was launched
 _REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
@@ -56,6 +56,8 @@ class CudaLauncher:
         self._boundary = True
         self._stage = ""
         self._workspaces: list[Tensor] = []
+        self._inverses: dict[int, Tensor] = {}  # of scales, by address
+        self._kept: list[Tensor] = []  # captured graphs hold the addresses of earlier ones
         self.architecture = driver.capability[0] * 10 + driver.capability[1]
         self.multiprocessors = driver.multiprocessors
         self.memory = (0, 0)
@@ -113,28 +115,23 @@ class CudaLauncher:
         accumulate: bool = False,
         x_scale: Tensor | None = None,
         weight_scale: Tensor | None = None,
+        out_scale: Tensor | None = None,
     ) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         site = _site(x, weight, bias, out, gelu, accumulate)
-        wanted = out.dtype if x_scale is None else torch.bfloat16
+        wanted = torch.bfloat16 if site.narrow else out.dtype
         if bias is not None and bias.dtype is not wanted:
             raise ContractError("bias of a product", expected=wanted, got=bias.dtype)
-        if weight_scale is not None:
-            way = self._gemm.scaling(site, self.memory, prepare=self._planning)
-            if way is None:
-                raise ContractError(f"product {site}", expected="one that scales rows", got="none")
-            site = replace(site, scaling=way)
-        elif x_scale is not None:
-            site = replace(site, scaling=Scaling.SCALAR)
+        factor = None if out_scale is None else self._inverse(out_scale)
         if self._planning:
             self._gemm.prepare(site, self.memory)
             return
-        addresses = map(_address, (x, weight, bias, out, x_scale, weight_scale))
+        addresses = map(_address, (x, weight, bias, out, x_scale, weight_scale, factor))
         self._gemm.run(site, Operands(*addresses))
         self.launched.append(PRODUCT)
         self._boundary = False
 
-    def scales_rows(
+    def finishes(
         self,
         x: Tensor,
         weight: Tensor,
@@ -147,43 +144,56 @@ class CudaLauncher:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         if bias is not None and bias.dtype is not torch.bfloat16:
             return False
+        if out.dtype is E4M3 and (out.data_ptr() % 16 or out.stride(0) % 16):
+            return False
         site = _site(x, weight, bias, out, gelu, accumulate)
-        return self._gemm.scaling(site, self.memory, prepare=self._planning) is not None
+        return self._gemm.offers(site, self.memory, prepare=self._planning)
 
-    def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
+    def _inverse(self, scale: Tensor) -> Tensor:
+        """Its reciprocal, taken at set-up: scales are constants of a plan."""
+        if self._planning:
+            value = torch.tensor([1.0 / float(scale)], device=scale.device)
+            self._kept.append(value)
+            self._inverses[scale.data_ptr()] = value
+        return self._inverses[scale.data_ptr()]
+
+    def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
-        chosen = self._gemm.choice(key)
+        kernels = self._library.digest
+        chosen = self._gemm.choice(key, kernels)
         if chosen is None or chosen not in ways:
             if not self._planning:
                 raise CaptureError(f"fastest way of {key!r}", expected="a choice made at set-up")
-            for way in ways.values():
-                way(x)  # products are prepared, workspace is there
-            noise = torch.randn(x.shape, device=x.device)  # is not drawn in every format
-            chosen = self._race(ways, torch.empty_like(x).copy_(noise))
-            self._gemm.keep_choice(key, chosen)
-        ways[chosen](x)
+            times = self._race(ways, _like(x), _like(out)) if len(ways) > 1 else {}
+            chosen = min(times, key=times.__getitem__) if times else next(iter(ways))
+            self._gemm.keep_choice(key, chosen, kernels, times)
+        ways[chosen](x, out)
 
-    def _race(self, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> str:
+    def _race(self, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> dict[str, float]:
+        """Microseconds of every way."""
+        for way in ways.values():
+            way(x, out)  # products are prepared, workspace is there
+        x.copy_(torch.randn(x.shape, device=x.device))  # is not drawn in every format
         torch.cuda.synchronize()
         launched, self._planning = self.launched, False
         timings: dict[str, Timing] = {}
         with ExitStack() as opened:
             for name, way in ways.items():
-                calls = [partial(self._apart, way, x)] * _REPEATS
+                calls = [partial(self._apart, way, x, out)] * _REPEATS
                 timings[name] = Timing(self._driver, self._stream, name, calls)
                 opened.callback(timings[name].close)
             self.launched, self._planning, self._boundary = launched, True, True
             for _ in range(_ROUNDS):
                 for timing in timings.values():
                     timing.measure(1)
-        return min(timings, key=lambda name: timings[name].best)
+        return {name: round(timing.best, 2) for name, timing in timings.items()}
 
-    def _apart(self, way: Callable[[Tensor], None], x: Tensor) -> None:
+    def _apart(self, way: Way, x: Tensor, out: Tensor) -> None:
         """One call of a race. In a stage another op stands in front, so that a way must not gain by
         overlapping with its own repetition.
         """
         self._boundary = True
-        way(x)
+        way(x, out)
 
     def workspace(self, *shape: int) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
@@ -199,6 +209,8 @@ class CudaLauncher:
     def close(self) -> None:
         """Release the workspace."""
         self._workspaces.clear()
+        self._inverses.clear()
+        self._kept.clear()
 
 
 def _site(
@@ -214,6 +226,15 @@ def _site(
         gelu=gelu,
         accumulate=accumulate,
         wide=out.dtype is torch.float32,
+        narrow=x.dtype is E4M3,
+        quantised=out.dtype is E4M3,
+    )
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Other memory of the same layout, which decides what a product is."""
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
 
 

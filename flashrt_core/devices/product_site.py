@@ -3,19 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from enum import StrEnum
-
-
-class Scaling(StrEnum):
-    """How a product of E4M3 operands is multiplied by its scales.
-
-    All but the last also multiply by a scale for each row of the weight: with a vector for each
-    operand (Hopper), or with a vector in the place of alpha. The input's is one number.
-    """
-
-    OUTER = "outer"
-    VECTOR = "vector"
-    SCALAR = "scalar"
 
 
 @dataclass(frozen=True)
@@ -27,7 +14,8 @@ class Site:
         x_stride, out_stride: elements between rows.
         bias, gelu, accumulate: parts of the epilogue.
         wide: out and bias are float32, x and W still bf16.
-        scaling: of E4M3 operands, whose bias is always bf16; None: they are bf16.
+        narrow: operands are E4M3, with a scale each; their bias is always bf16.
+        quantised: out is E4M3 too, with a scale.
     """
 
     rows: int
@@ -39,18 +27,22 @@ class Site:
     gelu: bool
     accumulate: bool
     wide: bool = False
-    scaling: Scaling | None = None
+    narrow: bool = False
+    quantised: bool = False
 
     @property
     def key(self) -> str:
         """Name in the cache file."""
-        *sizes, scaling = astuple(self)
-        return "-".join([*(str(int(part)) for part in sizes), *([scaling] if scaling else [])])
+        *sizes, narrow, quantised = astuple(self)
+        formats = ["fp8"] * narrow + ["into-fp8"] * quantised
+        return "-".join([*(str(int(part)) for part in sizes), *formats])
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Device addresses of one product."""
+    """Device addresses of one product. A scale of 0 is 1; ``out_factor`` multiplies what is stored
+    as E4M3.
+    """
 
     x: int
     weight: int
@@ -58,3 +50,4 @@ class Operands:
     out: int
     x_scale: int = 0
     weight_scale: int = 0
+    out_factor: int = 0

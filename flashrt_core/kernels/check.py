@@ -100,10 +100,17 @@ class ArgCheck:
         x_scale: Tensor | None,
         weight_scale: Tensor | None,
         weight_shape: tuple[int | str, ...] = ("N", "K"),
+        *,
+        rows_scaled: bool = True,
     ) -> None:
-        """Checks the operands of x W^T; the weight, or both, may be quantised."""
+        """Checks the operands of x W^T; the weight, or both, may be quantised.
+
+        ``rows_scaled``: the op multiplies the product of two quantised operands by a scale for each
+        row of the weight; else by one number.
+        """
         self.quantised("x", x, ("M", "K"), "x_scale", x_scale, (1,))
-        self.weight(weight, x_scale, weight_scale, weight_shape)
+        one = x_scale is not None and not rows_scaled
+        self.weight(weight, x_scale, weight_scale, weight_shape, (1,) if one else None)
 
     def weight(
         self,
@@ -111,12 +118,13 @@ class ArgCheck:
         x_scale: Tensor | None,
         weight_scale: Tensor | None,
         shape: tuple[int | str, ...],
+        scale_shape: tuple[int | str, ...] | None = None,
     ) -> None:
-        """Checks a weight [N, K], quantised with a scale a row where its input has a scale."""
+        """Checks a weight [N, K], quantised where its input has a scale; None: a scale a row."""
         if x_scale is not None:
             self.tensor("x_scale", x_scale, (1,), F32)
-        of_rows = (weight_scale, shape[:1])
-        self.quantised("weight", weight, shape, "weight_scale", *of_rows, dtypes=(*F8, *I8))
+        scale = (weight_scale, scale_shape or shape[:1])
+        self.quantised("weight", weight, shape, "weight_scale", *scale, dtypes=(*F8, *I8))
         self.require(
             x_scale is None or weight.dtype in F8,
             "argument 'weight'",

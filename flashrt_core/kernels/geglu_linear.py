@@ -99,24 +99,21 @@ def geglu_linear_launch(
     else:
         require_bf16("geglu_linear", x=x, weight=weight)
 
-    def library(x: Tensor) -> None:
-        merged, left = launcher.workspace(rows, 2 * width), weight_scale
-        if narrow and launcher.scales_rows(x, weight, None, merged):
-            left = None
-        done = weight_scale if left is None else None
-        launcher.matmul(x, weight, None, merged, x_scale=x_scale, weight_scale=done)
-        geglu_rows_launch(launcher, merged, out, left, out_scale)
+    def library(x: Tensor, out: Tensor) -> None:
+        merged = launcher.workspace(rows, 2 * width)
+        launcher.matmul(x, weight, None, merged, x_scale=x_scale)
+        geglu_rows_launch(launcher, merged, out, weight_scale, out_scale)
 
-    def fused(x: Tensor) -> None:
+    def fused(x: Tensor, out: Tensor) -> None:
         tile = choose_tile(rows, _FP8_TILES if narrow else _TILES)
         fused_geglu_launch(launcher, x, weight, out, tile, x_scale, weight_scale, out_scale)
 
     fits = launcher.architecture == 90 and narrow == (out_scale is not None)
     if fits and depth * x.element_size() % 128 == 0 and width % (2 * _FEATURES) == 0:
         key = f"geglu_linear {rows} {depth} {width}{' fp8' if narrow else ''}"
-        launcher.fastest(key, {"fused": fused, "library": library}, x)
+        launcher.fastest(key, {"fused": fused, "library": library}, x, out)
     else:
-        library(x)
+        library(x, out)
 
 
 def choose_tile(rows: int, tiles: Sequence[Tile] = _TILES) -> Tile:

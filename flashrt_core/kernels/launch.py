@@ -18,6 +18,7 @@ from .op import Op
 from .quantised import E4M3
 
 Size = int | tuple[int, ...]
+Way = Callable[[Tensor, Tensor], None]  # launches all of an op; input, output
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,16 @@ class Launcher(Protocol):
         accumulate: bool = False,
         x_scale: Tensor | None = None,
         weight_scale: Tensor | None = None,
+        out_scale: Tensor | None = None,
     ) -> None:
         """out = act(x W^T + b), plus what ``out`` held when ``accumulate``.
 
-        x and W are bf16; out and b are both bf16 or both float32. With ``x_scale`` [1], x and W are
-        E4M3, b is bf16, and the product is multiplied by it and, where given, by ``weight_scale``
-        [N], which takes a product that :meth:`scales_rows`.
+        x and W are bf16; out and b are both bf16 or both float32. Or x and W are E4M3 and b is
+        bf16: the product is multiplied by ``x_scale`` [1] and ``weight_scale`` [1] where given, and
+        out may be E4M3 with ``out_scale`` [1], which takes a product that it :meth:`finishes`.
         """
 
-    def scales_rows(
+    def finishes(
         self,
         x: Tensor,
         weight: Tensor,
@@ -107,16 +109,16 @@ class Launcher(Protocol):
         gelu: bool = False,
         accumulate: bool = False,
     ) -> bool:
-        """Whether :meth:`matmul` can multiply a product of E4M3 by a scale for each row of W."""
+        """Whether :meth:`matmul` can do all of a product of E4M3 operands."""
 
-    def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
-        """Do ``ways[..](x)`` in the way that was fastest at set-up.
+    def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
+        """Do ``ways[..](x, out)`` in the way that was fastest at set-up.
 
         Args:
-            key: names the op and its shape; the choice is kept under it.
-            ways: by name; each launches everything the op needs, and reads no input that the op
-                writes. While they are timed, ``x`` is a tensor of random numbers like it.
-            x: the op's input.
+            key: names the op and its shape; the choice is kept under it, with what each way took.
+            ways: by name; each launches everything the op needs. While they are timed, ``x`` and
+                ``out`` are other tensors of the same layout.
+            x, out: the op's input and output.
         """
 
     def workspace(self, *shape: int) -> Tensor:

@@ -29,12 +29,22 @@ def quantise_rows(weight: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Te
     The largest number of a row becomes 448, or 127; a row of zeros has the scale 1.
     """
     weight = weight.float()
-    scale = weight.abs().amax(dim=1) / (INT8_MAX if dtype is torch.int8 else E4M3_MAX)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scale = _scale(weight.abs().amax(dim=1), INT8_MAX if dtype is torch.int8 else E4M3_MAX)
     if dtype is torch.int8:
         whole = torch.round(weight / scale[:, None])  # to even
         return whole.clamp_(-INT8_MAX, INT8_MAX).to(dtype), scale
     return quantise(weight, scale[:, None]), scale
+
+
+def quantise_whole(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [N, K] in E4M3 with one scale for all, float32 [1]; as :func:`quantise_rows`."""
+    weight = weight.float()
+    scale = _scale(weight.abs().amax().view(1), E4M3_MAX)
+    return quantise(weight, scale), scale
+
+
+def _scale(amax: Tensor, largest: float) -> Tensor:
+    return torch.where(amax > 0, amax / largest, torch.ones_like(amax))
 
 
 def store(value: Tensor, out: Tensor, scale: Tensor | None) -> None:
@@ -48,7 +58,7 @@ def rescaled(product: Tensor, x_scale: Tensor | None, weight_scale: Tensor | Non
     Args:
         product: of the stored numbers.
         x_scale: [1], None for an input that is not quantised.
-        weight_scale: [N], likewise.
+        weight_scale: [N] or [1], likewise.
     """
     if weight_scale is None:
         return product

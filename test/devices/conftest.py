@@ -18,8 +18,16 @@ class NoProducts:
     """In place of cuBLASLt: prepares and runs nothing, keeps choices."""
 
     def __init__(self) -> None:
-        kept: dict[str, str] = {}
-        self.choice, self.keep_choice = kept.get, kept.__setitem__
+        self._kept: dict[tuple[str, str], str] = {}
+
+    def choice(self, key: str, kernels: str) -> str | None:
+        return self._kept.get((key, kernels))
+
+    def keep_choice(self, key: str, way: str, kernels: str, _: dict[str, float]) -> None:
+        self._kept[key, kernels] = way
+
+    def offers(self, *args: Any, prepare: bool) -> bool:
+        return True
 
     def prepare(self, *args: Any) -> None: ...
 

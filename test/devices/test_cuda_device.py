@@ -221,24 +221,50 @@ def test_the_fastest_way_is_timed_once_and_kept(
         def close(self) -> None: ...
 
     monkeypatch.setattr(cuda_launcher, "Timing", Clock)
-    ours._gemm = SimpleNamespace(choice=kept.get, keep_choice=kept.__setitem__)
-    overlapping = []
+    ours._gemm = SimpleNamespace(
+        choice=lambda key, kernels: kept.get(key, {}).get(kernels),
+        keep_choice=lambda key, way, kernels, times: kept.update(
+            {key: {kernels: way, "us": times}}
+        ),
+    )
+    overlapping, given = [], []
 
-    def way(name: str, x: torch.Tensor) -> None:
+    def way(name: str, x: torch.Tensor, into: torch.Tensor) -> None:
         done.append(name)
+        given.append(into.data_ptr() == out.data_ptr() and x.data_ptr() == values.data_ptr())
+        assert into.stride() == out.stride()
         if not ours._planning:
             overlapping.append(not ours._boundary)
             ours._boundary = False  # as a launch leaves it
 
     ways = {name: partial(way, name) for name in ("slow", "fast")}
+    values, out = torch.zeros(4), torch.zeros(4, 8)[:, :4]
     for planning in (True, False, True):
         ours.begin(planning=planning)
-        ours.fastest("op 4 4", ways, torch.zeros(4))
-    assert kept == {"op 4 4": "fast"}
+        ours.fastest("op 4 4", ways, values, out)
+    times = {"slow": 9.0, "fast": 3.0}
+    assert kept == {"op 4 4": {ours._library.digest: "fast", "us": times}}
+    assert given == [False] * (len(given) - 3) + [True] * 3, "a race writes to other memory"
     assert timed == ["slow", "fast"]
     raced = cuda_launcher._REPEATS
     assert done == ["slow", "fast", *["slow"] * raced, *["fast"] * raced, "fast", "fast", "fast"]
     assert not any(overlapping[: 2 * raced]), "a way must not overlap with its own repetition"
+
+
+def test_what_is_stored_in_e4m3_is_multiplied_by_the_inverse_scale(launcher: Any) -> None:
+    ours, done = launcher(), []
+    ours._gemm = SimpleNamespace(prepare=lambda *args: None, run=lambda *args: done.append(args))
+    narrow = torch.float8_e4m3fn
+    x, weight = torch.zeros(4, 16, dtype=narrow), torch.zeros(32, 16, dtype=narrow)
+    out, scale = torch.zeros(4, 32, dtype=narrow), torch.zeros(1)
+    for value in (0.25, 4.0):  # what is planned next may have its scale at the same address
+        scale.fill_(value)
+        for planning in (True, False):
+            ours.begin(planning=planning)
+            ours.matmul(x, weight, None, out, out_scale=scale)
+    factors = [ctypes.c_float.from_address(given.out_factor).value for _, given in done]
+    assert factors == [4.0, 0.25]
+    assert all(site.narrow and site.quantised for site, _ in done)
 
 
 def test_unknown_kernel(launcher: Any) -> None:

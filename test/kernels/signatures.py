@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashrt_core.kernels.launch import Float64, Size, TensorMap
+from flashrt_core.kernels.launch import Float64, Size, TensorMap, Way
 
 OPS = Path(__file__).resolve().parents[2] / "csrc" / "ops"
 _ENTRY = re.compile(r'extern "C"\s+__global__\s+void(.*?)\{', re.DOTALL)
@@ -81,13 +81,13 @@ class CheckingLauncher:
     """Records launches; fails on an entry or a parameter list that the sources do not have."""
 
     def __init__(
-        self, architecture: int = 90, multiprocessors: int = 132, *, rows_scaled: bool = True
+        self, architecture: int = 90, multiprocessors: int = 132, *, finished: bool = True
     ) -> None:
         self.architecture = architecture
         self.multiprocessors = multiprocessors
         self.launches: list[Launch] = []
         self.products = 0
-        self.rows_scaled = rows_scaled  # by the library
+        self.finished = finished  # products of E4M3, by the library
         self._declared = declared()
 
     def launch(
@@ -119,17 +119,23 @@ class CheckingLauncher:
         accumulate: bool = False,
         x_scale: Tensor | None = None,
         weight_scale: Tensor | None = None,
+        out_scale: Tensor | None = None,
     ) -> None:
         narrow = torch.float8_e4m3fn if x_scale is not None else torch.bfloat16
         assert x.dtype is weight.dtype is narrow
         if bias is not None:
             assert bias.dtype is (out.dtype if x_scale is None else torch.bfloat16)
-        assert weight_scale is None or (x_scale is not None and self.rows_scaled)
+        for scale in (x_scale, weight_scale, out_scale):
+            assert scale is None or tuple(scale.shape) == (1,)
+        assert weight_scale is None or x_scale is not None
+        assert (out_scale is not None) == (out.dtype is torch.float8_e4m3fn)
+        plain = bias is None and not (gelu or accumulate) and out.dtype is torch.bfloat16
+        assert x_scale is None or plain or self.finished
         assert x.shape[1] == weight.shape[1]
         assert tuple(out.shape) == (x.shape[0], weight.shape[0])
         self.products += 1
 
-    def scales_rows(
+    def finishes(
         self,
         x: Tensor,
         weight: Tensor,
@@ -139,14 +145,14 @@ class CheckingLauncher:
         gelu: bool = False,
         accumulate: bool = False,
     ) -> bool:
-        return self.rows_scaled and (bias is None or bias.dtype is torch.bfloat16)
+        return self.finished and (bias is None or bias.dtype is torch.bfloat16)
 
-    def fastest(self, key: str, ways: Mapping[str, Callable[[Tensor], None]], x: Tensor) -> None:
+    def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         kept = list(self.launches), self.products
         for way in list(ways.values())[1:]:  # every way has to launch as declared
-            way(x)
+            way(x, out)
         self.launches, self.products = kept
-        next(iter(ways.values()))(x)
+        next(iter(ways.values()))(x, out)
 
     def workspace(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)

@@ -79,9 +79,9 @@ def test_real_widths_launch_as_declared(architecture: int, views: int) -> None:
     assert any(kernel.endswith("_sm90") for kernel in kernels) == (architecture == 90)
 
 
-@pytest.mark.parametrize(("architecture", "rows_scaled"), [(90, True), (90, False), (120, False)])
-def test_fp8_plan_launches_as_declared(architecture: int, rows_scaled: bool) -> None:
-    launcher = CheckingLauncher(architecture, rows_scaled=rows_scaled)
+@pytest.mark.parametrize(("architecture", "whole"), [(90, True), (90, False), (120, False)])
+def test_fp8_plan_launches_as_declared(architecture: int, whole: bool) -> None:
+    launcher = CheckingLauncher(architecture, finished=whole)
     launch_policy("base", 2, launcher, "fp8", **SHALLOW)
     kernels = [launch.kernel for launch in launcher.launches]
     sm90 = "_sm90" if architecture == 90 else ""
@@ -92,13 +92,13 @@ def test_fp8_plan_launches_as_declared(architecture: int, rows_scaled: bool) -> 
         f"attention_shared_kv_d256_fp8{sm90}",
     ):
         assert name in kernels
-    # fc1 alone is finished by a kernel of its own, where the library does the rest.
-    finished = [kernel for kernel in kernels if kernel.startswith("product_rows")]
-    assert finished == ["product_rows_fp8"] or not rows_scaled
-    assert rows_scaled or sorted(finished) == [
-        *["product_rows_f32"] * 4,
-        "product_rows_fp8",
-    ]
+    # No pass behind a product, where the library does all of it.
+    behind = [kernel for kernel in kernels if kernel.startswith("product_rows")]
+    assert sorted(behind) == ([] if whole else [*["product_rows_f32"] * 4, "product_rows_fp8"])
+    if whole:
+        wide = CheckingLauncher(architecture)
+        launch_policy("base", 2, wide, **SHALLOW)
+        assert (launcher.products, len(kernels)) == (wide.products, len(wide.launches))
     gates = [kernel for kernel in kernels if kernel.startswith("geglu_")]
     assert len(gates) == 1 and "fp8" in gates[0]
     expert = [kernel for kernel in kernels if kernel.startswith("ada_rms_norm_g")]
@@ -106,17 +106,21 @@ def test_fp8_plan_launches_as_declared(architecture: int, rows_scaled: bool) -> 
 
 
 def test_scales_are_handed_on() -> None:
-    launcher = CheckingLauncher(rows_scaled=False)
+    launcher = CheckingLauncher(finished=False)
     x, weight = torch.empty(512, 64).to(E4M3), torch.empty(32, 64).to(E4M3)
-    x_scale, scales, out_scale = torch.ones(1), torch.ones(32), torch.ones(1)
+    x_scale, weight_scale, out_scale = torch.ones(1), torch.ones(1), torch.ones(1)
     stream, hidden = torch.empty(512, 32), torch.empty(512, 32).to(E4M3)
-    given: dict[str, Any] = {"x_scale": x_scale, "weight_scale": scales}
+    given: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
     lane = Lane(launcher)
     linear(lane, x, weight, None, stream, residual=stream, **given)
     linear(lane, x, weight, None, hidden, activation="gelu_tanh", out_scale=out_scale, **given)
     added, quantised = launcher.launches
-    assert added.args[1] is scales and added.args[-2:] == (0, 1)
-    assert quantised.args[4] is out_scale and quantised.args[-2:] == (1, 0)
+    assert added.args[2] is stream and added.args[-2:] == (0, 1)
+    assert quantised.args[3] is out_scale and quantised.args[-2:] == (1, 0)
+    merged, scales = torch.empty(512, 16).to(E4M3), torch.ones(32)
+    given |= {"weight_scale": scales, "out_scale": out_scale}
+    geglu_linear(lane, x, weight, merged, **given)
+    assert launcher.launches[-1].args[1] is scales
 
 
 def test_formats_without_a_kernel_are_refused() -> None:

@@ -35,7 +35,7 @@ from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual_ref,
 )
 from flashrt_core.kernels.op import Op
-from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows
+from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows, quantise_whole
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
 from test.gpu import error, requires_gpu, run
 
@@ -105,8 +105,9 @@ def test_every_tie_and_end_of_e4m3(device: Any) -> None:
     x = torch.nn.functional.pad(x, (0, -len(x) % 64)).view(-1, 64).bfloat16()
     identity = torch.eye(64, device="cuda").bfloat16()
     out, want = empty(*x.shape, dtype=E4M3), empty(*x.shape, dtype=E4M3)
-    run(device, lambda lane: linear(lane, x, identity, None, out, out_scale=one(1.0)))
-    linear_ref(x, identity, None, want, out_scale=one(1.0))
+    scale = one(1.0)
+    run(device, lambda lane: linear(lane, x, identity, None, out, out_scale=scale))
+    linear_ref(x, identity, None, want, out_scale=scale)
     assert torch.equal(out.view(torch.uint8), want.view(torch.uint8))
 
 
@@ -145,13 +146,16 @@ def test_attention_over_a_prefix_into_e4m3(
     assert error(out, want) < MORE_STEPS
 
 
-def operands(rows: int, columns: int, depth: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def operands(
+    rows: int, columns: int, depth: int, *, rows_scaled: bool = False
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """x and weight in E4M3; rows of the weight differ much in size."""
     scale = 2.0**-6
     x = quantise(draw(rows, depth), one(scale))
     sizes = torch.logspace(-2, 0, columns, device="cuda")[torch.randperm(columns)]
-    weight, of_rows = quantise_rows(draw(columns, depth, dtype=F32) * sizes[:, None] / depth**0.5)
-    return x, weight, {"x_scale": one(scale), "weight_scale": of_rows}
+    weight = draw(columns, depth, dtype=F32) * sizes[:, None] / depth**0.5
+    stored, scales = (quantise_rows if rows_scaled else quantise_whole)(weight)
+    return x, stored, {"x_scale": one(scale), "weight_scale": scales}
 
 
 @pytest.mark.parametrize(
@@ -183,10 +187,42 @@ def test_fp8_product_into_a_stream(
 def test_fp8_product_into_e4m3(device: Any, rows: int, columns: int, depth: int) -> None:
     x, weight, scales = operands(rows, columns, depth)
     bias, out, want = draw(columns), *(empty(rows, columns, dtype=E4M3) for _ in range(2))
-    given: dict[str, Any] = {"activation": "gelu_tanh", "out_scale": one(2.0**-4), **scales}
-    run(device, lambda lane: linear(lane, x, weight, bias, out, **given))
-    linear_ref(x, weight, bias, want, **given)
-    assert error(out, want) < MORE_STEPS  # the product passes in bf16
+    for scale in (2.0**-4, 2.0**-9):  # the second one saturates
+        given: dict[str, Any] = {"activation": "gelu_tanh", "out_scale": one(scale), **scales}
+        run(device, lambda lane: linear(lane, x, weight, bias, out, **given))  # noqa: B023
+        linear_ref(x, weight, bias, want, **given)
+        assert error(out, want) < MORE_STEPS  # a product behind another kernel passes in bf16
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gelu", [True, False])
+def test_fp8_product_both_ways(device: Any, gelu: bool, bias: bool) -> None:
+    """The library's epilogue and a kernel behind, whichever of them was the faster one."""
+    x, weight, scales = operands(512, 1152, 1152)
+    offset = draw(1152) if bias else None
+    given: dict[str, Any] = {"activation": "gelu_tanh" if gelu else "none", **scales}
+    launcher, tried = device.launcher, []
+    for dtype in (E4M3, F32):
+        want = draw(512, 1152, dtype=F32)
+        start, added = want.clone(), {} if dtype is E4M3 else {"residual": want}
+        if dtype is E4M3:
+            want, given["out_scale"] = empty(512, 1152, dtype=E4M3), one(2.0**-4)
+        else:
+            given.pop("out_scale")
+        linear_ref(x, weight, offset, want, **given, **added)
+
+        def each(key: str, ways: Any, x: Tensor, out: Tensor) -> None:
+            tried.append(sorted(ways))
+            ways[name if name in ways else "kernel behind"](x, out)  # noqa: B023
+
+        for name in ("epilogue", "kernel behind"):
+            out = start.to(dtype)
+            into = {} if dtype is E4M3 else {"residual": out}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(launcher, "fastest", each)
+                run(device, lambda lane: linear(lane, x, weight, offset, out, **given, **into))  # noqa: B023
+            assert error(out, want) < (MORE_STEPS if dtype is E4M3 else FAST), (name, dtype)
+    assert all("kernel behind" in ways for ways in tried)
 
 
 @pytest.mark.parametrize("out_dtype", [E4M3, torch.bfloat16], ids=["fp8", "bf16"])
@@ -195,7 +231,7 @@ def test_fp8_product_into_e4m3(device: Any, rows: int, columns: int, depth: int)
     [(560, 16384, 2048), (968, 16384, 2048), (33, 512, 256), (10, 160, 64)],
 )
 def test_fp8_geglu(device: Any, rows: int, width: int, depth: int, out_dtype: torch.dtype) -> None:
-    x, weight, scales = operands(rows, 2 * width, depth)
+    x, weight, scales = operands(rows, 2 * width, depth, rows_scaled=True)
     narrow = out_dtype is E4M3
     given = scales | ({"out_scale": one(2.0**-4)} if narrow else {})
     out, want = empty(rows, width, dtype=out_dtype), empty(rows, width, dtype=out_dtype)
@@ -209,7 +245,7 @@ def test_fp8_geglu(device: Any, rows: int, width: int, depth: int, out_dtype: to
 def test_fused_fp8_geglu_tiles(device: Any, tile: Tile, rows: int) -> None:
     if device.launcher.architecture != 90:
         pytest.skip("the fused kernel is for sm_90")
-    x, weight, scales = operands(rows, 1024, 512)
+    x, weight, scales = operands(rows, 1024, 512, rows_scaled=True)
     out, want = empty(rows, 512, dtype=E4M3), empty(rows, 512, dtype=E4M3)
     given = scales | {"out_scale": one(2.0**-4)}
 

@@ -23,7 +23,7 @@ from flashrt_core.kernels.geglu_linear import geglu_linear
 from flashrt_core.kernels.launch import refuse_low_bit
 from flashrt_core.kernels.layer_norm import layer_norm
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
-from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows
+from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows, quantise_whole
 from flashrt_core.kernels.rms_norm import rms_norm
 
 from .helpers import BF16, assert_rounded_once, gelu, normal, rms, run
@@ -68,13 +68,18 @@ def quantised(x: Tensor, scale: float) -> Tensor:
     return quantise(x, scale_of(scale))
 
 
-def packed(rows: int, columns: int, seed: int, form: str = "fp8") -> tuple[Tensor, Tensor, Tensor]:
+def packed(
+    rows: int, columns: int, seed: int, form: str = "fp8", *, rows_scaled: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """A quantised weight, its scales, and what it stands for in float64."""
     weight = normal(rows, columns, seed=seed, std=columns**-0.5)
-    whole = form == "i8a16"
-    values, scale = quantise_rows(weight, torch.int8 if whole else E4M3)
+    int8 = form == "i8a16"
+    if rows_scaled:
+        values, scale = quantise_rows(weight, torch.int8 if int8 else E4M3)
+    else:
+        values, scale = quantise_whole(weight)
     parts = (weight / scale[:, None]).double().numpy()
-    exact = torch.from_numpy(np.rint(parts) if whole else rounded(parts))
+    exact = torch.from_numpy(np.rint(parts) if int8 else rounded(parts))
     assert torch.equal(values.double(), exact)
     return values, scale, exact * scale.double()[:, None]
 
@@ -105,6 +110,16 @@ def test_weights_use_the_whole_range_of_each_row() -> None:
     error = (again - weight).abs()
     # Half a unit in the last of 4 bits, and half a step of the subnormals at the bottom.
     assert (error <= weight.abs() / 16 + scale[:, None] * 2.0**-10 + 1e-12).all()
+
+
+def test_weights_of_one_scale_use_its_whole_range() -> None:
+    weight = normal(5, 40, seed=1) * torch.tensor([1e-2, 0.1, 1.0, 0.5, 0.0])[:, None]
+    values, scale = quantise_whole(weight)
+    assert scale.shape == (1,) and float(values.float().abs().max()) == 448.0
+    # A floating-point format: rows a hundredth of the largest keep their 4 bits.
+    error = (values.float() * scale - weight).abs()
+    assert (error <= weight.abs() / 16 + scale * 2.0**-10).all()
+    assert torch.equal(quantise_whole(torch.zeros(3, 4))[1], torch.ones(1))
 
 
 def test_whole_numbers_of_each_row() -> None:
@@ -139,7 +154,7 @@ def assert_product(out: Tensor, exact: Array | Tensor, scale: float | None = Non
 def test_linear(shape: tuple[int, int, int], form: str) -> None:
     low = form == "fp8"
     rows, columns, width = shape
-    weight, weight_scale, w = packed(width, columns, 2, form)
+    weight, weight_scale, w = packed(width, columns, 2, form, rows_scaled=not low)
     x, bias = normal(rows, columns, seed=1, dtype=BF16), normal(width, seed=3)
     exact = torch.from_numpy(through(x, 2.0**-6)) if low else x.double()
     scales = {"weight_scale": weight_scale, "x_scale": scale_of(2.0**-6) if low else None}
@@ -264,7 +279,7 @@ def test_saturation_is_at_448_scales() -> None:
 
 
 def _good() -> dict[str, Any]:
-    weight, weight_scale, _ = packed(6, 8, 1)
+    weight, weight_scale, _ = packed(6, 8, 1, rows_scaled=False)
     return {
         "x": quantised(normal(3, 8, seed=2), 0.1),
         "weight": weight,
@@ -290,7 +305,11 @@ def _good() -> dict[str, Any]:
         ({"x": normal(3, 8, seed=2)}, "argument 'x_scale': .*got 'x' of float32, a scale"),
         ({"x_scale": torch.ones(2)}, r"argument 'x_scale': expected \[1\], got \[2\]"),
         ({"x_scale": torch.ones(1).double()}, "argument 'x_scale': expected float32, got float64"),
-        ({"weight_scale": torch.ones(8)}, r"argument 'weight_scale': expected \[N=6\], got \[8\]"),
+        ({"weight_scale": torch.ones(6)}, r"argument 'weight_scale': expected \[1\], got \[6\]"),
+        (
+            {"x": normal(3, 8, seed=2), "x_scale": None},
+            r"argument 'weight_scale': expected \[N=6\], got \[1\]",
+        ),
         (
             {"weight": normal(6, 8, seed=1), "weight_scale": None},
             "argument 'weight': expected float8_e4m3fn where 'x' is quantised, got float32",

@@ -131,8 +131,9 @@ def _quantised(buffers: Iterable[BufferSpec], plan: Precision) -> Iterator[Buffe
             continue
         yield replace(spec, dtype=STORED[plan.sites[name]])
         *layers, width, _ = spec.shape
-        scale = (site.weight_scale, (*layers, width), DType.F32, Role.STATIC)
-        yield BufferSpec(*scale, doc="of each row")
+        count = site.scales(plan.sites[name], width)
+        scale = (site.weight_scale, (*layers, count), DType.F32, Role.STATIC)
+        yield BufferSpec(*scale, doc="of each row" if count == width else "of all rows")
         if plan.sites[name] is Format.FP8:
             yield BufferSpec(
                 site.x_scale,

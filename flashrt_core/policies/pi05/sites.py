@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 from torch import Tensor
@@ -16,22 +17,25 @@ from ...precision import Format, Precision, Site, read_precision
 
 _PREFIX = "prefix_length"
 
+# Products of op ``linear`` are the library's; the others have a kernel that multiplies rows.
+_LIBRARY = partial(Site, rows_scaled=False)
+
 SITES: Mapping[str, Site] = {
     # Pixels come as bytes: quantised once more they would lose half of their levels, for 0.1 % of
     # the work.
-    "vision.patch": Site(
+    "vision.patch": _LIBRARY(
         "vision.patch_weight", "vision_patches", formats=(Format.W8A16, Format.I8A16)
     ),
-    "vision.qkv": Site("vision.qkv_weight", "vision_normal"),
-    "vision.out": Site("vision.out_weight", "vision_mixed"),
-    "vision.fc1": Site("vision.fc1_weight", "vision_normal"),
-    "vision.fc2": Site("vision.fc2_weight", "vision_hidden"),
-    "projector": Site("projector.weight", "vision_normal"),
-    "prefix.qkv": Site("trunk.qkv_weight", "trunk_normal", _PREFIX),
-    "prefix.out": Site("trunk.out_weight", "trunk_mixed", _PREFIX),
+    "vision.qkv": _LIBRARY("vision.qkv_weight", "vision_normal"),
+    "vision.out": _LIBRARY("vision.out_weight", "vision_mixed"),
+    "vision.fc1": _LIBRARY("vision.fc1_weight", "vision_normal"),
+    "vision.fc2": _LIBRARY("vision.fc2_weight", "vision_hidden"),
+    "projector": _LIBRARY("projector.weight", "vision_normal"),
+    "prefix.qkv": _LIBRARY("trunk.qkv_weight", "trunk_normal", _PREFIX),
+    "prefix.out": _LIBRARY("trunk.out_weight", "trunk_mixed", _PREFIX),
     "prefix.gate_up": Site("trunk.gate_up_weight", "trunk_normal", _PREFIX),
-    "prefix.down": Site("trunk.down_weight", "trunk_hidden", _PREFIX),
-    "prefix.last_kv": Site("trunk.last_kv_weight", "trunk_normal", _PREFIX),
+    "prefix.down": _LIBRARY("trunk.down_weight", "trunk_hidden", _PREFIX),
+    "prefix.last_kv": _LIBRARY("trunk.last_kv_weight", "trunk_normal", _PREFIX),
     "expert.qkv": Site("expert.qkv_weight"),
     "expert.out": Site("expert.out_weight", "expert_mixed"),
     "expert.gate_up": Site("expert.gate_up_weight"),
@@ -79,7 +83,7 @@ class Dense:
 
     Attributes:
         weight: [N, K].
-        weight_scale: [N] float32, or None for a weight that is not quantised.
+        weight_scale: [N] or [1] float32, or None for a weight that is not quantised.
         x_scale: [1] float32, or None for an input that is not.
         source: the whole scratch buffer that holds the input; where an op makes it, the weight.
     """

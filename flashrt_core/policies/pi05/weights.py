@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...kernels.quantised import quantise_rows
+from ...kernels.quantised import quantise_rows, quantise_whole
 from ...kernels.rope_rows import rope_rows_ref
 from ...tensors import TensorSource, TensorSpec
 from .config import GemmaConfig, Pi05Config
@@ -142,7 +142,7 @@ def _layer_norm(name: str, width: int) -> Iterable[tuple[str, TensorSpec]]:
 
 
 def pack(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
-    """Fills every static buffer of the contract; one checkpoint tensor in memory at a time.
+    """Fills every static buffer of the contract; what is merged in memory at a time.
 
     Args:
         config: sizes.
@@ -233,11 +233,7 @@ def _stack_rows(
     names: Iterable[str],
 ) -> None:
     """Writes the tensors below each other into a buffer, or into its layer."""
-    row = 0
-    for name in names:
-        tensor = source.get(name)
-        fill(buffers, target, tensor, layer, slice(row, row + tensor.shape[0]))
-        row += tensor.shape[0]
+    fill(buffers, target, torch.cat([source.get(name) for name in names]), layer)
 
 
 def fill(
@@ -247,12 +243,20 @@ def fill(
     layer: int | None = None,
     rows: slice = slice(None),
 ) -> None:
-    """Writes rows of a buffer, or of its layer: rounded, or quantised where it has scales."""
+    """Writes a buffer, or its layer: rounded, or quantised where it has scales, one or a row.
+
+    ``rows``: of those of a weight without a common scale.
+    """
     target, scale = buffers[name], buffers.get(f"{name}_scale")
     if layer is not None:
         target, scale = target[layer], None if scale is None else scale[layer]
     if scale is None:
         target[rows].copy_(tensor)
+        return
+    if len(scale) == 1:
+        values, of_all = quantise_whole(tensor)
+        target.copy_(values)
+        scale.copy_(of_all)
         return
     values, of_rows = quantise_rows(tensor, target.dtype)
     target[rows].copy_(values)
