@@ -17,8 +17,10 @@ __device__ __forceinline__ float reciprocal_flushed(float x) {
 }
 
 // exp(-2u) of gelu_tanh below, as a power of two: -2 log2(e) sqrt(2/pi) (x + 0.044715 x^3).
+constexpr float kGeluLinear = -2.3022081981443250f, kGeluCubic = -0.1029432409f;
+
 __device__ __forceinline__ float gelu_exponent(float x) {
-  return x * (-2.3022081981443250f - 0.1029432409f * x * x);
+  return x * (kGeluLinear + kGeluCubic * x * x);
 }
 
 // gelu_tanh(x) = x / 2 (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).

@@ -1,7 +1,10 @@
 // Barriers in shared memory and bulk copies of tiles by the copy engine (sm_90 and later).
 //
 // A barrier completes a phase when its arrivals and all bytes expected of it have come. Waiting names
-// the parity of the phase: 0 for the first, then alternating.
+// the parity of the phase: 0 for the first, then alternating. Waits and arrivals keep the default scope
+// (the block): they pass tiles between the copy engine and the tensor cores, which read and write past
+// the first-level cache. With the scope of the cluster every wait would empty that cache, and every
+// arrival would first wait for all stores of its thread to reach the second level.
 #pragma once
 
 #include <cuda.h>
@@ -37,7 +40,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
   while (!done) {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
@@ -50,7 +53,7 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
@@ -65,7 +68,17 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, uint32_t share
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses.
+// A box of a map of four dimensions, whole in the second and third, into shared memory.
+__device__ __forceinline__ void copy_tile_4d(const CUtensorMap& map, uint32_t shared,
+                                             uint32_t barrier, int column, int outer) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %4, %5}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(column), "r"(0), "r"(outer)
+      : "memory");
+}
+
+// copy_tile into every block of the cluster whose bit is set in `blocks`, at the same addresses.
 __device__ __forceinline__ void copy_tile_to(const CUtensorMap& map, uint32_t shared,
                                              uint32_t barrier, int column, int row,
                                              uint16_t blocks) {

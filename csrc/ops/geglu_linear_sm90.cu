@@ -1,17 +1,23 @@
 // geglu_linear: out = gelu_tanh(x Wg^T) * (x Wu^T), one kernel for product and gate (sm_90a)
 // x [M, K], weight [2F, K] (row 2i gate, 2i + 1 up), out [M, F] row-major, all bf16, or all E4M3 with
 // x_scale [1], weight_scale [2F] and out_scale [1] float32; float32 accumulation (E4M3: with the bits
-// that wgmma keeps) and gate, one rounding. x, the gate rows and the up rows come as tile maps of 128 bytes (swizzled
-// over them): the maps of gate and up skip every other row of weight, so the two lie apart in shared
-// memory, and gate and up of a feature in the same register of the same thread.
+// that wgmma keeps) and gate, one rounding. x and weight come as tile maps of 128 bytes (swizzled over
+// them). The map of weight sorts its rows: within 16 features, those with an even number lie in front,
+// and eight gate rows in front of their eight up rows. So a thread's accumulators hold gate and up of
+// two neighbouring features, and what they give is stored from registers: a warp writes 16 features of
+// a token, whole sectors in bf16.
 //
 // Weights take the product's M side and tokens its N side, so that the token tile can be as wide as
 // the rows need: 3 x 192 for 560 rows leaves 3 % unused where tiles of 128 rows leave 13 %. A block
-// owns 128 features x kTokens, two math warpgroups of 64 features each; one warp feeds them. Two
-// blocks of a cluster share a token tile: each fetches half of it for both. Persistent over tiles: the
-// next tile is under way while the gate of this one is computed.
-// needs K a multiple of 128 bytes, F % 128 == 0; grid of clusters, 384 threads
+// owns 128 features x kTokens, two math warpgroups of 64 features each; one warp feeds them. The
+// blocks of a cluster share a token tile: each fetches a part of it for all. Persistent over tiles: the
+// next tile is under way while the gate of this one is computed. Letting the second warpgroup start a
+// tile some blocks of K behind the first gained nothing (0 to 2 % slower on an H200), nor did clusters
+// of four, of which 30 fit where 33 were wanted.
+// needs K a multiple of 128 bytes, F % (128 clusters) == 0; grid of clusters, 384 threads
 // bound: 4 M F K flop
+#include <type_traits>
+
 #include "../common/activation.cuh"
 #include "../common/cluster.cuh"
 #include "../common/pdl.cuh"
@@ -23,9 +29,8 @@
 namespace flashrt {
 namespace geglu_sm90 {
 
-constexpr int kFeatures = 128, kThreads = 384;
-constexpr int kConsumers = 2;       // warpgroups that compute
-constexpr int kStagingBytes = 256;  // 8 tokens x 16 features of a warp
+constexpr int kFeatures = 128;
+constexpr int kConsumers = 2;  // warpgroups that compute
 
 template <class T, int kTokens_, int kDepth_, int kStages_, int kCluster_>
 struct Layout {
@@ -33,15 +38,12 @@ struct Layout {
   static constexpr bool kNarrow = sizeof(T) == 1;
   static constexpr int kTokens = kTokens_, kDepth = kDepth_, kStages = kStages_, kCluster = kCluster_;
   static constexpr int kRowBytes = kDepth * sizeof(T);  // one swizzled row
-  static constexpr int kGateBytes = kFeatures * kRowBytes;
-  static constexpr int kWeightBytes = 2 * kGateBytes;
-  // Tokens that one block of a pair fetches. The halves may overlap by eight rows; both then bring
-  // the same bytes.
-  static constexpr int kShare = kCluster == 1 ? kTokens : (kTokens / 8 + 1) / 2 * 8;
+  static constexpr int kWeightBytes = 2 * kFeatures * kRowBytes;
+  // Tokens that one block of a cluster fetches. The parts may overlap; both then bring the same bytes.
+  static constexpr int kShare = (kTokens / 8 + kCluster - 1) / kCluster * 8;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kRowBytes;
   static constexpr int kFilled = kWeightBytes + kCluster * kShare * kRowBytes;
-  static constexpr int kStaging = kStages * kStageBytes;
-  static constexpr int kBarriers = kStaging + kConsumers * 4 * kStagingBytes;
+  static constexpr int kBarriers = kStages * kStageBytes;
   static constexpr int kBytes = kBarriers + 2 * kStages * 8;
   static_assert(kBytes <= 232448, "shared memory of a block");
 };
@@ -65,20 +67,19 @@ struct Work {
 };
 
 struct Maps {
-  const CUtensorMap &x, &gate, &up;
+  const CUtensorMap &x, &weight;
 };
 
 template <class L>
 __device__ __forceinline__ void produce(const Maps& maps, const Work& work, Ring<L::kStages> ring,
                                         uint32_t memory, uint32_t rank) {
-  const int start = rank == 0 ? 0 : L::kTokens - L::kShare;
+  const int start = min(static_cast<int>(rank) * L::kShare, L::kTokens - L::kShare);
   const auto fetch_weights = [&](int tile, int block) {
     const uint32_t full = ring.full + ring.stage * 8, stage = memory + ring.stage * L::kStageBytes;
     barrier_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
     barrier_expect(full, L::kFilled);
     const int feature = (tile / work.token_tiles * L::kCluster + rank) * kFeatures;
-    copy_tile(maps.gate, stage, full, block * L::kDepth, feature);
-    copy_tile(maps.up, stage + L::kGateBytes, full, block * L::kDepth, feature);
+    copy_tile_4d(maps.weight, stage, full, block * L::kDepth, feature / 16);
   };
   const auto fetch_tokens = [&](int tile, int block, int stage) {
     const uint32_t target = memory + stage * L::kStageBytes + L::kWeightBytes + start * L::kRowBytes;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void produce(const Maps& maps, const Work& work, Ring
     if constexpr (L::kCluster == 1) {
       copy_tile(maps.x, target, full, block * L::kDepth, row);
     } else {
-      copy_tile_to(maps.x, target, full, block * L::kDepth, row, 3);
+      copy_tile_to(maps.x, target, full, block * L::kDepth, row, (1 << L::kCluster) - 1);
     }
   };
   // Weights of the first stages before the wait; they are the only thing nobody wrote just now.
@@ -116,88 +117,75 @@ struct Scales {
   const float *x, *weight, *out;
 };
 
-// Those of a thread's two features, 8 apart, as accumulators have them: gate and up in turn.
+// Of a thread's two features: gelu_exponent() of an accumulator a is a (linear + cubic a^2), and the
+// product of both accumulators is worth `product`. Of E4M3 alone.
 struct Factors {
-  float gate[2], up[2], out;
+  float linear[2], cubic[2], product[2];
 };
 
 template <class L>
-__device__ __forceinline__ Factors load_factors(const Scales& scales, int feature, int lane) {
-  Factors factors = {{1.0f, 1.0f}, {1.0f, 1.0f}, 1.0f};
+__device__ __forceinline__ Factors load_factors(const Scales& scales, int feature) {
+  Factors factors = {};
   if constexpr (L::kNarrow) {
-    const float x = *scales.x;
-    const float* weight = scales.weight + 2 * (feature + lane / 4);
+    const float4 rows = *reinterpret_cast<const float4*>(scales.weight + 2 * feature);
+    const float x = *scales.x, gate[2] = {x * rows.x, x * rows.z}, up[2] = {x * rows.y, x * rows.w};
+    const float out = store_factor<typename L::Element>(scales.out);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float2 two = *reinterpret_cast<const float2*>(weight + 16 * i);
-      factors.gate[i] = x * two.x;
-      factors.up[i] = x * two.y;
+      factors.linear[i] = kGeluLinear * gate[i];
+      factors.cubic[i] = kGeluCubic * gate[i] * gate[i] * gate[i];
+      factors.product[i] = gate[i] * up[i] * out;
     }
-    factors.out = store_factor<typename L::Element>(scales.out);
   }
   return factors;
 }
 
-// gelu_tanh(gate) * up of two tokens, rounded: to bf16, or to E4M3 in the low byte of each half. One division serves both; the exponent is bounded so
-// that its product stays finite, where gelu_tanh has long become 0.
+// gelu_tanh(gate) * up of a feature (0 or 1) of two tokens. One division serves both; the exponent is
+// bounded so that its product stays finite, where gelu_tanh has long become 0.
 template <class L>
-__device__ __forceinline__ uint32_t gate_pair(const float* gates, const float* ups,
-                                              const Factors& factors, int row) {
-  float gate[2] = {gates[0], gates[1]}, up[2] = {ups[0], ups[1]};
-  if constexpr (L::kNarrow) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      gate[i] *= factors.gate[row];
-      up[i] *= factors.up[row];
-    }
-  }
+__device__ __forceinline__ float2 gate_two(const float* gate, const float* up, const Factors& factors,
+                                           int feature) {
   float grown[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    grown[i] = 1.0f + exp2_flushed(fminf(gelu_exponent(gate[i]), 60.0f));
+    float exponent = gelu_exponent(gate[i]);
+    if constexpr (L::kNarrow) {
+      const float slope = factors.linear[feature] + factors.cubic[feature] * gate[i] * gate[i];
+      exponent = gate[i] * slope;
+    }
+    grown[i] = 1.0f + exp2_flushed(fminf(exponent, 60.0f));
   }
-  const float inverse = reciprocal_flushed(grown[0] * grown[1]);
-  const float low = gate[0] * up[0] * (grown[1] * inverse);
-  const float high = gate[1] * up[1] * (grown[0] * inverse);
+  float inverse = reciprocal_flushed(grown[0] * grown[1]);
+  if constexpr (L::kNarrow) inverse *= factors.product[feature];
+  return {gate[0] * up[0] * (grown[1] * inverse), gate[1] * up[1] * (grown[0] * inverse)};
+}
+
+// Rounds two neighbouring features of a token and stores them at a global address.
+template <class L>
+__device__ __forceinline__ void store_pair(uint64_t global, float low, float high) {
   if constexpr (L::kNarrow) {
-    return __byte_perm(quantise2(low * factors.out, high * factors.out), 0, 0x4140);
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(global), "h"(quantise2(low, high)) : "memory");
   } else {
-    return pack2(low, high);
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(global), "r"(pack2(low, high)) : "memory");
   }
 }
 
+// `out` is the thread's first: two features of the first of its tokens, of which there are `tokens`
+// from there on to the end of the tile.
 template <class L, int kTokens = L::kTokens>
 __device__ __forceinline__ void store(const float (&gate)[kTokens / 2], const float (&up)[kTokens / 2],
-                                      const Factors& factors, typename L::Element* out,
-                                      int out_stride, int tokens, uint32_t staging, int lane) {
-  // Eight tokens at a time: two 8 x 8 tiles (features 0..7 and 8..15) turned on their way through
-  // shared memory, then eight features of one token a lane.
-  const uint32_t mine = staging + lane % 8 * 32 + lane / 8 % 2 * 16;
-  const uint32_t from = staging + lane % 16 * 16;
-  typename L::Element* target = out + static_cast<size_t>(lane / 2 % 8) * out_stride + lane % 2 * 8;
+                                      const Factors& factors, typename L::Element* out, int out_stride,
+                                      int tokens) {
+  const uint32_t row = out_stride * sizeof(typename L::Element);
+  uint64_t place = __cvta_generic_to_global(out);
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
-    const uint32_t first = gate_pair<L>(&gate[4 * j], &up[4 * j], factors, 0);
-    const uint32_t second = gate_pair<L>(&gate[4 * j + 2], &up[4 * j + 2], factors, 1);
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(mine),
-                 "r"(first), "r"(second)
-                 : "memory");
-    __syncwarp();
-    if (lane < 16 && j * 8 + lane / 2 < tokens) {
-      uint4 v;
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "r"(from)
-                   : "memory");
-      typename L::Element* row = target + static_cast<size_t>(j) * 8 * out_stride;
-      if constexpr (L::kNarrow) {  // the low byte of each half
-        *reinterpret_cast<uint2*>(row) = {__byte_perm(v.x, v.y, 0x6420),
-                                          __byte_perm(v.z, v.w, 0x6420)};
-      } else {
-        *reinterpret_cast<uint4*>(row) = v;
-      }
-    }
-    __syncwarp();
+    const float2 low = gate_two<L>(&gate[4 * j], &up[4 * j], factors, 0);
+    const float2 high = gate_two<L>(&gate[4 * j + 2], &up[4 * j + 2], factors, 1);
+    if (8 * j < tokens) store_pair<L>(place, low.x, high.x);
+    if (8 * j + 1 < tokens) store_pair<L>(place + row, low.y, high.y);
+    place += 8 * row;
+    asm("" : "+l"(place));  // a sum: the compiler would multiply anew for each j
   }
 }
 
@@ -213,20 +201,20 @@ __device__ __forceinline__ void consume(const Work& work, Ring<L::kStages> ring,
                                         int out_stride, uint32_t rank) {
   constexpr int kTokens = L::kTokens, kRowBytes = L::kRowBytes;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const uint32_t staging = memory + L::kStaging + (group * 4 + warp) * kStagingBytes;
   for (int tile = work.first; tile < work.tiles; tile += work.step) {
     float gate[kTokens / 2], up[kTokens / 2];
     int released = ring.stage;
     for (int block = 0; block < work.blocks; ++block) {
       barrier_wait(ring.full + ring.stage * 8, ring.phase);
       const uint32_t stage = memory + ring.stage * L::kStageBytes;
-      const uint64_t a = wgmma_tile<kRowBytes>(stage + group * 64 * kRowBytes);
+      // Eight gate rows, eight up rows, and so on.
+      const uint64_t a = wgmma_tile<kRowBytes>(stage + group * 128 * kRowBytes, 16 * kRowBytes);
       const uint64_t b = wgmma_tile<kRowBytes>(stage + L::kWeightBytes);
       wgmma_begin();
 #pragma unroll
       for (int k = 0; k < kRowBytes / 32; ++k) {
         const int keep = block > 0 || k > 0;
-        const uint64_t other = wgmma_step(a, k) + (L::kGateBytes >> 4);
+        const uint64_t other = wgmma_step(a, k) + (8 * kRowBytes >> 4);
         if constexpr (L::kNarrow) {
           WgmmaE4m3<kTokens>::run(gate, wgmma_step(a, k), wgmma_step(b, k), keep);
           WgmmaE4m3<kTokens>::run(up, other, wgmma_step(b, k), keep);
@@ -243,14 +231,15 @@ __device__ __forceinline__ void consume(const Work& work, Ring<L::kStages> ring,
       released = ring.stage;
       ring.advance();
     }
-    const int token = tile % work.token_tiles * kTokens;
-    const int feature =
-        (tile / work.token_tiles * L::kCluster + rank) * kFeatures + group * 64 + warp * 16;
-    const Factors factors = load_factors<L>(scales, feature, lane);
+    // A thread's first token and its two features.
+    const int token = tile % work.token_tiles * kTokens + lane % 4 * 2;
+    const int feature = (tile / work.token_tiles * L::kCluster + rank) * kFeatures + group * 64 +
+                        warp * 16 + lane / 4 * 2;
+    const Factors factors = load_factors<L>(scales, feature);
     wgmma_wait<0>();
     release<L>(ring, released);
     store<L>(gate, up, factors, out + static_cast<size_t>(token) * out_stride + feature, out_stride,
-             min(kTokens, rows - token), staging, lane);
+             min(kTokens - lane % 4 * 2, rows - token));
   }
 }
 
@@ -266,8 +255,7 @@ __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
   ring.empty = ring.full + L::kStages * 8;
   if (threadIdx.x == 0) {
     prefetch_map(maps.x);
-    prefetch_map(maps.gate);
-    prefetch_map(maps.up);
+    prefetch_map(maps.weight);
     for (int stage = 0; stage < L::kStages; ++stage) {
       barrier_init(ring.full + stage * 8, 1);
       barrier_init(ring.empty + stage * 8, kConsumers * L::kCluster);
@@ -305,14 +293,13 @@ __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
 #define FLASHRT_GEGLU(suffix, T, kTokens, kDepth, kStages, kCluster)                               \
   extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(kCluster, 1, 1)            \
       geglu_linear_##kTokens##_##kDepth##_##kStages##_##kCluster##_##suffix##_sm90(                \
-          const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap gate,         \
-          const __grid_constant__ CUtensorMap up, T* out, const float* x_scale,                    \
-          const float* weight_scale, const float* out_scale, int rows, int depth, int features,    \
-          int out_stride) {                                                                        \
+          const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,       \
+          T* out, const float* x_scale, const float* weight_scale, const float* out_scale,         \
+          int rows, int depth, int features, int out_stride) {                                     \
     flashrt::pdl_trigger();                                                                        \
     using L = flashrt::geglu_sm90::Layout<T, kTokens, kDepth, kStages, kCluster>;                  \
-    flashrt::geglu_sm90::run<L>({x, gate, up}, out, {x_scale, weight_scale, out_scale}, rows,      \
-                                depth, features, out_stride);                                      \
+    flashrt::geglu_sm90::run<L>({x, weight}, out, {x_scale, weight_scale, out_scale}, rows, depth, \
+                                features, out_stride);                                             \
   }
 FLASHRT_GEGLU(bf16, flashrt::bf16, 152, 64, 4, 2)
 FLASHRT_GEGLU(bf16, flashrt::bf16, 192, 64, 4, 2)

@@ -142,15 +142,16 @@ def _encode(driver: Driver, tile: TensorMap) -> bytes:
     width = tile.box_columns * tile.element_bytes
     if width not in swizzles:
         raise ContractError("bytes of a row of a tile map", expected="128 or 64", got=width)
+    dimensions = ((tile.rows, tile.stride, tile.box_rows), *tile.outer)
     encoded = driver.call(
         "cuTensorMapEncodeTiled",
         types[tile.element_bytes],
-        2,
+        1 + len(dimensions),
         tile.base,
-        [size(tile.columns), size(tile.rows)],
-        [size(tile.stride * tile.element_bytes)],
-        [word(tile.box_columns), word(tile.box_rows)],
-        [word(1), word(1)],
+        [size(tile.columns), *(size(count) for count, _, _ in dimensions)],
+        [size(stride * tile.element_bytes) for _, stride, _ in dimensions],
+        [word(tile.box_columns), *(word(box) for _, _, box in dimensions)],
+        [word(1)] * (1 + len(dimensions)),
         api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzles[width],
         api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

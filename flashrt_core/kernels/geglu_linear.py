@@ -77,7 +77,7 @@ class Tile:
 
 _TILES = (Tile(152, 64, 4, 2), Tile(192, 64, 4, 2), Tile(200, 64, 3, 2))
 _FP8_TILES = tuple(replace(tile, depth=2 * tile.depth, suffix="fp8") for tile in _TILES)
-_FEATURES, _WARPS, _STAGING = 128, 8, 256
+_FEATURES = 128  # of a block
 
 
 def geglu_linear_launch(
@@ -133,13 +133,13 @@ def fused_geglu_launch(
 ) -> None:
     """Persistent blocks of 128 features; those of a cluster share their tokens (sm_90a)."""
     (rows, depth), features, each = x.shape, out.shape[1], x.element_size()
-    share = tile.tokens if tile.cluster == 1 else blocks(tile.tokens, 16) * 8
-    # Gate rows and up rows alternate: two maps over every other row take them apart.
-    gate, up = (
-        TensorMap(half.data_ptr(), features, depth, half.stride(0), _FEATURES, tile.depth, each)
-        for half in (weight[0::2], weight[1::2])
-    )
+    share = blocks(tile.tokens, 8 * tile.cluster) * 8
     tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), share, tile.depth, each)
+    # Row 4 i + 2 j + k of 16 features is the gate (k = 0) or up row of feature 2 i + j; in a tile i
+    # comes first, then k and j as they are, then the next 16 features.
+    row = weight.stride(0)
+    outer = ((4, row, 4), (features // 16, 32 * row, _FEATURES // 16))
+    sorted_rows = TensorMap(weight.data_ptr(), 8, depth, 4 * row, 8, tile.depth, each, outer)
     tiles = blocks(rows, tile.tokens) * features // (_FEATURES * tile.cluster)
     sizes = (rows, depth, features)
     stages = tile.stages * (2 * _FEATURES + tile.tokens) * tile.depth * each
@@ -147,8 +147,8 @@ def fused_geglu_launch(
         tile.kernel,
         tile.cluster * min(tiles, launcher.multiprocessors // tile.cluster),
         384,
-        (tokens, gate, up, out, x_scale, weight_scale, out_scale, *sizes, out.stride(0)),
-        shared_bytes=stages + _WARPS * _STAGING + 2 * tile.stages * 8,
+        (tokens, sorted_rows, out, x_scale, weight_scale, out_scale, *sizes, out.stride(0)),
+        shared_bytes=stages + 2 * tile.stages * 8,
     )
 
 

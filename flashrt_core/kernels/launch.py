@@ -38,6 +38,8 @@ class TensorMap:
         stride: elements between rows.
         box_rows, box_columns: elements of a tile; 128 or 64 bytes of columns, swizzled over them.
         element_bytes: 2 for bf16, 1 for 8-bit formats.
+        outer: further dimensions, the innermost first: size, elements between neighbours, and how
+            many of them a tile holds.
     """
 
     base: int
@@ -47,6 +49,7 @@ class TensorMap:
     box_rows: int
     box_columns: int
     element_bytes: int = 2
+    outer: tuple[tuple[int, int, int], ...] = ()
 
 
 class Launcher(Protocol):
