@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -124,7 +124,13 @@ class CublasLt:
     def run(self, site: Site, operands: Operands) -> None:
         """Put a prepared product on the stream."""
         plan = self._plans[site]
-        self._matmul(plan, operands, plan.algorithm)
+        try:
+            self._matmul(plan, operands, plan.algorithm)
+        except self._lt.cuBLASLtError as error:
+            places = ", ".join(f"{name} {place:#x}" for name, place in asdict(operands).items())
+            raise DeviceError(
+                f"product {site.key}", expected="cuBLASLt to run it", got=f"{error} ({places})"
+            ) from error
 
     def choice(self, key: str, kernels: str) -> str | None:
         """What :meth:`keep_choice` kept under ``key`` for these kernels."""

@@ -56,7 +56,8 @@ class CudaLauncher:
         self._boundary = True
         self._stage = ""
         self._workspaces: list[Tensor] = []
-        self._inverses: dict[int, Tensor] = {}  # of scales, by address
+        # Of scales, or their reciprocals, by address.
+        self._constants: dict[tuple[int, bool], Tensor] = {}
         self._kept: list[Tensor] = []  # captured graphs hold the addresses of earlier ones
         self.architecture = driver.capability[0] * 10 + driver.capability[1]
         self.multiprocessors = driver.multiprocessors
@@ -122,11 +123,15 @@ class CudaLauncher:
         wanted = torch.bfloat16 if site.narrow else out.dtype
         if bias is not None and bias.dtype is not wanted:
             raise ContractError("bias of a product", expected=wanted, got=bias.dtype)
-        factor = None if out_scale is None else self._inverse(out_scale)
+        scales = (
+            self._constant(x_scale),
+            self._constant(weight_scale),
+            self._constant(out_scale, inverse=True),
+        )
         if self._planning:
             self._gemm.prepare(site, self.memory)
             return
-        addresses = map(_address, (x, weight, bias, out, x_scale, weight_scale, factor))
+        addresses = map(_address, (x, weight, bias, out, *scales))
         self._gemm.run(site, Operands(*addresses))
         self.launched.append(PRODUCT)
         self._boundary = False
@@ -149,13 +154,21 @@ class CudaLauncher:
         site = _site(x, weight, bias, out, gelu, accumulate)
         return self._gemm.offers(site, self.memory, prepare=self._planning)
 
-    def _inverse(self, scale: Tensor) -> Tensor:
-        """Its reciprocal, taken at set-up: scales are constants of a plan."""
+    def _constant(self, scale: Tensor | None, *, inverse: bool = False) -> Tensor | None:
+        """A scale, or its reciprocal, in memory of its own: scales are constants of a plan.
+
+        Taken at set-up. The scales of a site's layers lie 4 bytes apart; this copy is aligned, so
+        that no product depends on which addresses the library takes.
+        """
+        if scale is None:
+            return None
+        key = (scale.data_ptr(), inverse)
         if self._planning:
-            value = torch.tensor([1.0 / float(scale)], device=scale.device)
-            self._kept.append(value)
-            self._inverses[scale.data_ptr()] = value
-        return self._inverses[scale.data_ptr()]
+            value = float(scale)
+            held = torch.tensor([1.0 / value if inverse else value], device=scale.device)
+            self._kept.append(held)
+            self._constants[key] = held
+        return self._constants[key]
 
     def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
@@ -209,7 +222,7 @@ class CudaLauncher:
     def close(self) -> None:
         """Release the workspace."""
         self._workspaces.clear()
-        self._inverses.clear()
+        self._constants.clear()
         self._kept.clear()
 
 

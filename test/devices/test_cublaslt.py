@@ -154,3 +154,15 @@ def test_choices_and_their_times_are_kept(lt: FakeLt, tmp_path: Path) -> None:
     assert again.choice("op 1 2", "other kernels") is None
     path.write_text('{"op 1 2": {"way": "fused"}}')  # as it was kept before
     assert products(path).choice("op 1 2", "abc") is None
+
+
+def test_a_product_that_does_not_run_is_named(lt: FakeLt) -> None:
+    ours = products()
+    ours.prepare(SITE, (4096, 1 << 20))
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("NOT_SUPPORTED")
+
+    lt.matmul = refuse
+    with pytest.raises(DeviceError, match=rf"product {SITE.key}: .*NOT_SUPPORTED.*x 0x10, weight"):
+        ours.run(SITE, GIVEN)

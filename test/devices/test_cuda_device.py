@@ -267,6 +267,23 @@ def test_what_is_stored_in_e4m3_is_multiplied_by_the_inverse_scale(launcher: Any
     assert all(site.narrow and site.quantised for site, _ in done)
 
 
+def test_scales_of_every_layer_are_handed_on_aligned(launcher: Any) -> None:
+    ours, done = launcher(), []
+    ours._gemm = SimpleNamespace(prepare=lambda *args: None, run=lambda *args: done.append(args))
+    narrow = torch.float8_e4m3fn
+    x, weight = torch.zeros(4, 16, dtype=narrow), torch.zeros(32, 16, dtype=narrow)
+    out, scales = torch.zeros(4, 32, dtype=torch.bfloat16), torch.tensor([0.5, 0.25, 2.0, 8.0])
+    for planning in (True, False):
+        ours.begin(planning=planning)
+        for layer in range(3):
+            both = {"x_scale": scales[layer : layer + 1], "weight_scale": scales[3:]}
+            ours.matmul(x, weight, None, out, **both)
+    places = [place for _, given in done for place in (given.x_scale, given.weight_scale)]
+    assert not any(place % 16 for place in places)
+    values = [ctypes.c_float.from_address(place).value for place in places]
+    assert values == [0.5, 8.0, 0.25, 8.0, 2.0, 8.0]
+
+
 def test_unknown_kernel(launcher: Any) -> None:
     with refusal("kernel 'nonsense': expected an entry of the kernel library"):
         launcher().launch("nonsense", 1, 32, ())

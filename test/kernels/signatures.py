@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashrt_core.kernels.launch import Float64, Size, TensorMap, Way
+from flashrt_core.kernels.launch import Float64, Size, TensorMap, Way, refuse_low_bit
+from flashrt_core.kernels.op import Op
 
 OPS = Path(__file__).resolve().parents[2] / "csrc" / "ops"
 _ENTRY = re.compile(r'extern "C"\s+__global__\s+void(.*?)\{', re.DOTALL)
@@ -156,3 +157,15 @@ class CheckingLauncher:
 
     def workspace(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)
+
+
+class Lane:
+    """Hands ops to a launcher."""
+
+    def __init__(self, launcher: CheckingLauncher) -> None:
+        self._launcher = launcher
+
+    def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        assert op.launch is not None, f"op {op.name} has no CUDA launcher"
+        refuse_low_bit(op, (*args, *kwargs.values()))
+        op.launch(self._launcher, *args, **kwargs)

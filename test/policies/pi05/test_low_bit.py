@@ -19,8 +19,7 @@ from flashrt_core.observations import Sample, made_up_observations
 from flashrt_core.policies.base import Processor
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format
-from test.kernels.signatures import CheckingLauncher
-from test.kernels.test_cuda_launchers import Lane
+from test.kernels.signatures import CheckingLauncher, Lane
 
 from .harness import TWO, Pipeline, make_case, same_bits
 
