@@ -122,11 +122,19 @@ class Engine:
         """The set of buffers that a session uses."""
         return self._set_of[session.name]
 
-    def shape_for(self, prompt_tokens: int) -> ShapeKey:
-        """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits."""
-        first = self.contract.shapes[0]
+    def shape_for(self, prompt_tokens: int, views: int | None = None) -> ShapeKey:
+        """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits.
+
+        ``views`` counts the cameras of the observation; it matters where a plan may do without some
+        of them.
+        """
+        first = max(self.contract.shapes)
+        masked = views is not None and any(s.views != first.views for s in self.contract.shapes)
         return self.contract.shape_for(
-            views=first.views, prompt_tokens=prompt_tokens, horizon=first.horizon, steps=first.steps
+            views=views if masked and views is not None else first.views,
+            prompt_tokens=prompt_tokens,
+            horizon=first.horizon,
+            steps=first.steps,
         )
 
     def session(self, name: str) -> Session:

@@ -261,6 +261,7 @@ def _processor(options: LoadOptions, choice: _Choice) -> Processor:
             tokenizer=_path("tokenizer", options.tokenizer),
             deployment=deployment,
             delta_actions=options.delta_actions,
+            absent_views=options.absent_views,
         ),
     )
 
@@ -271,7 +272,13 @@ def _calibration(
     if not choice.precision.calibrated:
         return None
     config = choice.policy.of_activations(choice.config)
-    key = key_of(identity, choice.precision, config=config, encoding=processor.encoding)
+    key = key_of(
+        identity,
+        choice.precision,
+        shapes=choice.shapes,
+        config=config,
+        encoding=processor.encoding,
+    )
     return find_calibration(options.calibration, key, choice.precision, calibrate_command(options))
 
 
@@ -321,7 +328,10 @@ def _choose(options: LoadOptions) -> _Choice:
         given["camera_bytes"] = options.camera_bytes
     overrides = {**deployment.overrides, **given, **options.extra}
     config = policy.config(options.preset, **overrides)
-    shapes = policy.shapes(config, len(views))
+    fewest = len(views) - _absent_views(options, policy)
+    shapes = tuple(
+        shape for n in range(len(views), fewest - 1, -1) for shape in policy.shapes(config, n)
+    )
     precision = policy.precision(options.precision)
     contract = policy.contract(config, shapes, views, precision)
     _check_overlap(options.overlap, contract)
@@ -335,6 +345,20 @@ def _choose(options: LoadOptions) -> _Choice:
         contract,
         norm_stats,
     )
+
+
+def _absent_views(options: LoadOptions, policy: Policy) -> int:
+    """How many views an observation may lack; one must be left, and the policy must be able to."""
+    most = len(options.views) - 1 if policy.masks_views else 0
+    if options.absent_views > most:
+        raise OptionError(
+            "option 'absent_views'",
+            expected=f"at most {most} of {len(options.views)} views"
+            if policy.masks_views
+            else f"0: policy {policy.name!r} needs every camera",
+            got=options.absent_views,
+        )
+    return options.absent_views
 
 
 def _check_overlap(overlap: str | bool, contract: Contract) -> None:

@@ -32,6 +32,8 @@ class LoadOptions:
         calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
             looks where that command puts it. Other plans do not read it.
         views: cameras in use, a subset of the policy's slots.
+        absent_views: how many of them an observation may lack; each number of cameras has stages of
+            its own, captured at load.
         state_dim: numbers in the robot's state; None: what the checkpoint was trained with, and 7
             where it does not say.
         action_dim: numbers in one action row; None likewise.
@@ -67,6 +69,7 @@ class LoadOptions:
     precision: str = "fp32"
     calibration: str | Path | None = None
     views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
+    absent_views: int = 0
     state_dim: int | None = None
     action_dim: int | None = None
     norm_stats: str | Path | None = None
@@ -178,6 +181,7 @@ _FIELDS: Mapping[str, Check] = {
     "precision": _of((str, os.PathLike, Precision), "the name of a plan or a path"),
     "calibration": _maybe(_PATH),
     "views": _list(_TEXT, "names of views"),
+    "absent_views": _within(0),
     "state_dim": _maybe(_within(0)),
     "action_dim": _maybe(_within(0)),
     "norm_stats": _maybe(_PATH),

@@ -133,7 +133,8 @@ class Session:
             )
         stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
         values = self.processor.encode(observation, self._host.prompt)
-        shape = self.engine.shape_for(self.processor.prompt_tokens(values))
+        tokens = self.processor.prompt_tokens(values)
+        shape = self.engine.shape_for(tokens, len(observation.images))
         self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(

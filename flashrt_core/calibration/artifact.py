@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ..files import local_path
 from ..fingerprint import Fingerprint, sha256_of
 from ..outputs import write_text
 from ..precision import Precision, Site
+from ..specs import ShapeKey
 
 FORMAT, VERSION = "flashrt calibration", 1
 #: What scales belong to: parts of a fingerprint, and of the transforms those in front.
@@ -114,14 +115,23 @@ class Calibration:
 
 
 def key_of(
-    fingerprint: Fingerprint, precision: Precision, *, config: Any, encoding: Mapping[str, str]
+    fingerprint: Fingerprint,
+    precision: Precision,
+    *,
+    shapes: Iterable[ShapeKey],
+    config: Any,
+    encoding: Mapping[str, str],
 ) -> dict[str, str]:
     """What scales for ``precision`` on the rest of a plan belong to.
 
     ``config`` and ``encoding`` are what of the configuration and of the host-side transforms the
-    network's activations depend on.
+    network's activations depend on. Of ``shapes`` those of every camera count: what a plan may do
+    without some of them for, it computes of the others.
     """
+    shapes = sorted(shapes)
+    most = max(shape.views for shape in shapes)
     own = {
+        "shapes": "; ".join(str(shape) for shape in shapes if shape.views == most),
         "config": sha256_of(config),
         "precision": str(precision),
         "encoding": sha256_of(dict(encoding)),

@@ -53,7 +53,7 @@ def calibrate(
     device = open_device(options.device, threads=options.threads)
     try:
         plan = make_plan(wide, device, told)
-        body = plan.body
+        body, shapes, encoding = plan.body, plan.contract.shapes, plan.processor.encoding
         watched = replace(plan, body=lambda stage, shape: observer.watch(body(stage, shape)))
         session = start(watched, device, wide)
         observer.active = True
@@ -67,7 +67,7 @@ def calibrate(
         if not digests:
             raise InputError("observations", expected="at least one", got="none")
         return Calibration(
-            key=key_of(plan.fingerprint, plan_for, config=config, encoding=plan.processor.encoding),
+            key=key_of(plan.fingerprint, plan_for, shapes=shapes, config=config, encoding=encoding),
             recorder={"arch": device.arch, "library": device.library, "observations": origin},
             observations=tuple(digests),
             method=method,

@@ -26,6 +26,7 @@ class Observation:
 
     Attributes:
         images: view name -> [H, W, 3] uint8 RGB of any size, or a raw image as its camera sent it.
+            A view may be absent, masked, where the plan was loaded for that.
         state: [state_dim] float32 in robot units, or None for a policy that takes none.
         stamp_ns: time of the newest part, nanoseconds.
     """
@@ -79,6 +80,7 @@ class ProcessorOptions:
         deployment: what the checkpoint says; None means random weights.
         delta_actions: for each action dimension whether the network's value is to be added to the
             state; None means as the deployment says.
+        absent_views: how many of ``views`` an observation may lack.
     """
 
     views: tuple[str, ...]
@@ -88,6 +90,7 @@ class ProcessorOptions:
     tokenizer: Path | None = None
     deployment: Deployment | None = None
     delta_actions: tuple[bool, ...] | None = None
+    absent_views: int = 0
 
 
 class Processor(Protocol):
@@ -169,6 +172,7 @@ class Policy(Protocol):
     name: str
     presets: tuple[str, ...]
     slots: tuple[str, ...]  # camera names it knows, in order
+    masks_views: bool  # whether a decision may do without some of its cameras
     sites: Mapping[str, Site]  # its dense products
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:

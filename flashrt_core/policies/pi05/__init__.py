@@ -31,6 +31,7 @@ class Pi05Policy:
     name = "pi05"
     presets = tuple(sorted(PRESETS))
     slots = SLOTS
+    masks_views = True
     sites = SITES
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:

@@ -58,7 +58,7 @@ def make_contract(
     Args:
         config: sizes.
         shapes: what will be captured; all of the config's horizon and steps, with ``len(views)``
-            cameras.
+            cameras or fewer. One with fewer reads the first windows only.
         views: names of the cameras in use, in slot order; absent cameras take no rows at all.
         precision: the plan, or its name: the format of every product's weights and input. Its
             base is that of the K/V cache and of all other activations. Norm parameters, step
@@ -104,12 +104,11 @@ def _check_fit(config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[st
             "views of policy 'pi05'", expected=f"in the order of {SLOTS}", got=views
         )
     for shape in shapes:
-        fixed = (shape.views, shape.horizon, shape.steps)
-        wanted = (len(views), config.horizon, config.steps)
-        if fixed != wanted or shape.prompt_tokens > config.max_prompt_tokens:
+        fits = 0 < shape.views <= len(views) and shape.prompt_tokens <= config.max_prompt_tokens
+        if not fits or (shape.horizon, shape.steps) != (config.horizon, config.steps):
             raise ContractError(
                 f"shape {shape}",
-                expected=f"{len(views)} views, at most {config.max_prompt_tokens} tokens, "
+                expected=f"at most {len(views)} views and {config.max_prompt_tokens} tokens, "
                 f"horizon {config.horizon}, {config.steps} steps",
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from .prompt import PromptEncoder, discretise
 from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
+
+_BLACK = np.zeros((1, 1, 3), np.uint8)  # in windows that no stage reads
 
 
 class Pi05Processor:
@@ -43,6 +46,7 @@ class Pi05Processor:
         self._config = config
         self.views = _ordered_views(options.views)
         self._known = frozenset(self.views)
+        self._absent_views = options.absent_views
         self.state_dim = _in_range("state_dim", options.state_dim, 0, 256)
         self.action_dim = _in_range("action_dim", options.action_dim, 1, config.action_dim)
         if config.state_in_prompt and self.state_dim == 0:
@@ -112,6 +116,8 @@ class Pi05Processor:
 
         Args:
             observation: an image for every view in use, and the state where the prompt holds it.
+                Of absent views nothing is computed, so that they cannot be attended to; images of
+                the others take the first windows, as nothing in the network names a camera.
             prompt: the instruction.
 
         Returns:
@@ -134,8 +140,10 @@ class Pi05Processor:
             raise InputError(
                 f"image {unknown[0]!r}", expected=f"one of the views {list(self.views)}"
             )
-        for view in self.views:
-            values |= encode_view(self._config, view, checked_image(view, observation.images))
+        present = self._present(observation.images)
+        for window, view in zip_longest(self.views, present):
+            image = _BLACK if view is None else checked_image(view, observation.images)
+            values |= encode_view(self._config, window, image)
         state = self._checked_state(observation.state)
         if state is None or not self._config.state_in_prompt:
             bins = None
@@ -182,6 +190,11 @@ class Pi05Processor:
             own, added = own.copy(), list(self.relative)
             own[:, added] += base[added].astype(own.dtype)
         return np.array(own, dtype=np.float32, order="C")
+
+    def _present(self, images: Mapping[str, Any]) -> tuple[str, ...]:
+        """The views that ``images`` has; all, for the check to name one, where too many lack."""
+        present = tuple(view for view in self.views if view in images)
+        return present if len(self.views) - len(present) <= self._absent_views else self.views
 
     def _encode_text(self, prompt: str, bins: tuple[int, ...] | None) -> tuple[Array, Array]:
         """Tokens in their window, zero behind the prompt, and how many there are."""

@@ -85,7 +85,7 @@ def context(
     image_rows = shape.views * config.view_tokens
     rows = image_rows + shape.prompt_tokens
     x = buffers["trunk_x"][:rows]  # [S, D]
-    vision(lane, buffers, config, views, x[:image_rows])
+    vision(lane, buffers, config, views[: shape.views], x[:image_rows])
     copy_rows(lane, buffers["prompt_embedding"][: shape.prompt_tokens], x[image_rows:])
     for layer in range(config.trunk.depth - 1):
         trunk_layer(lane, buffers, config, layer, rows)
@@ -97,12 +97,14 @@ def vision(
 ) -> None:
     """Image tower over all views at once; ``out`` [V T, D of the trunk]."""
     tokens = config.view_tokens
-    patch, x = dense(buffers, "vision.patch"), buffers["vision_x"]
+    rows = len(views) * tokens
+    patch, x = dense(buffers, "vision.patch"), buffers["vision_x"][:rows]
+    patches = patch.source[:rows]
     for index, view in enumerate(views):
         image_patches(
             lane,
             buffers[image_input(view)],
-            patch.source[index * tokens : (index + 1) * tokens],
+            patches[index * tokens : (index + 1) * tokens],
             patch=config.patch,
             picture=buffers[picture_input(view)] if config.camera_bytes else None,
             size=config.image_size,
@@ -110,7 +112,7 @@ def vision(
         )
     linear(
         lane,
-        patch.source,
+        patches,
         patch.weight,
         buffers["vision.patch_bias"],
         x,
@@ -121,14 +123,16 @@ def vision(
         vision_layer(lane, buffers, config, layer, len(views))
     last, bias = dense(buffers, "projector"), buffers["projector.bias"]
     gain, offset = buffers["vision.post_norm_weight"], buffers["vision.post_norm_bias"]
-    layer_norm(lane, x, gain, offset, last.source, eps=config.eps, out_scale=last.x_scale)
-    linear(lane, last.source, last.weight, bias, out, **last.scales)
+    normal = last.source[:rows]
+    layer_norm(lane, x, gain, offset, normal, eps=config.eps, out_scale=last.x_scale)
+    linear(lane, normal, last.weight, bias, out, **last.scales)
 
 
 def vision_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, views: int) -> None:
     """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
     heads, head_dim = config.vision.heads, config.vision.head_dim
-    x, merged = buffers["vision_x"], buffers["vision_qkv"]
+    rows = views * config.view_tokens
+    x, merged = buffers["vision_x"][:rows], buffers["vision_qkv"][:rows]
     qkv, out, fc1, fc2 = (
         dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out", "fc1", "fc2")
     )
@@ -136,29 +140,30 @@ def vision_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, v
     def norm(name: str, target: Dense) -> None:
         gain, offset = (buffers[f"vision.{name}_{kind}"][layer] for kind in ("weight", "bias"))
         scale = target.x_scale
-        layer_norm(lane, x, gain, offset, target.source, eps=config.eps, out_scale=scale)
+        layer_norm(lane, x, gain, offset, target.source[:rows], eps=config.eps, out_scale=scale)
 
     def bias(name: str) -> Tensor:
         return buffers[f"vision.{name}_bias"][layer]
 
     norm("norm1", qkv)
-    linear(lane, qkv.source, qkv.weight, bias("qkv"), merged, **qkv.scales)
+    linear(lane, qkv.source[:rows], qkv.weight, bias("qkv"), merged, **qkv.scales)
     q, k, v = merged.view(-1, 3, heads, head_dim).unbind(1)  # each [V T, heads, head_dim]
     scale = head_dim**-0.5
-    attention(lane, q, k, v, out.source, scale=scale, segments=views, out_scale=out.x_scale)
-    linear(lane, out.source, out.weight, bias("out"), x, residual=x, **out.scales)
+    mixed, hidden = out.source[:rows], fc2.source[:rows]
+    attention(lane, q, k, v, mixed, scale=scale, segments=views, out_scale=out.x_scale)
+    linear(lane, mixed, out.weight, bias("out"), x, residual=x, **out.scales)
     norm("norm2", fc1)
     linear(
         lane,
-        fc1.source,
+        fc1.source[:rows],
         fc1.weight,
         bias("fc1"),
-        fc2.source,
+        hidden,
         activation="gelu_tanh",
         out_scale=fc2.x_scale,
         **fc1.scales,
     )
-    linear(lane, fc2.source, fc2.weight, bias("fc2"), x, residual=x, **fc2.scales)
+    linear(lane, hidden, fc2.weight, bias("fc2"), x, residual=x, **fc2.scales)
 
 
 def trunk_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, rows: int) -> None:

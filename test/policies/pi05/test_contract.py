@@ -105,8 +105,8 @@ def test_unknown_precision() -> None:
 @pytest.mark.parametrize(
     ("shape", "views", "message"),
     [
-        (ShapeKey(1, 32, 10, 10), TWO, "shape 1 views.*expected 2 views"),
-        (ShapeKey(2, 129, 10, 10), TWO, "at most 128 tokens"),
+        (ShapeKey(3, 32, 10, 10), TWO, "shape 3 views.*expected at most 2 views"),
+        (ShapeKey(2, 129, 10, 10), TWO, "at most 2 views and 128 tokens"),
         (ShapeKey(2, 32, 11, 10), TWO, "horizon 10"),
         (ShapeKey(2, 32, 10, 5), TWO, "10 steps"),
         (ShapeKey(2, 32, 10, 10), TWO[::-1], "expected in the order of"),
