@@ -1,4 +1,4 @@
-"""The ``flashrt`` command: the core's commands, plus ``demo`` and ``replay``, which need ROS."""
+"""The ``flashrt`` command: the core's commands, and ``demo``, ``replay``, ``compare``: with ROS."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def replay(
     bag: Annotated[Path, typer.Argument(help="A rosbag2: folder, .mcap or .db3.")],
     params: Annotated[Path, typer.Option(help="Parameter file of the node.")],
     rate: Annotated[
-        float | None, typer.Option(help="Times the recorded timing; 1 where not given.")
+        str | None,
+        typer.Option(
+            help="Times the recorded timing, 1 where not given; max: as fast as the node follows."
+        ),
     ] = None,
     step: Annotated[
         bool, typer.Option("--step", help="One decision after the other; results repeat exactly.")
@@ -70,8 +73,7 @@ def replay(
     domain: Domain = None,
 ) -> None:
     """Play a recording into the policy node and report latency, ages, drops and refusals."""
-    if rate is not None and not _RATES[0] <= rate <= _RATES[1]:
-        raise OptionError("option '--rate'", expected=f"{_RATES[0]:g} to {_RATES[1]:g}", got=rate)
+    times = _rate(rate)
     if rate is not None and step:
         raise OptionError("option '--rate'", expected="timed mode", got="--step, which has none")
     if limit is not None and limit < 1:
@@ -87,7 +89,7 @@ def replay(
     options = ReplayOptions(
         bag=bag,
         parameters=params,
-        rate=1.0 if rate is None else rate,
+        rate=times,
         step=step,
         limit=limit,
         remaps=dict(_remap(text) for text in remap or ()),
@@ -96,6 +98,36 @@ def replay(
         domain=domain,
     )
     raise typer.Exit(run_replay(options, Reporter()))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The JSON report of a run.")],
+    second: Annotated[Path, typer.Argument(help="That of another run.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out"),
+) -> None:
+    """Show what differs between two runs of replay or demo, in a table, a figure and JSON."""
+    from flashrt_ros.replay.compare import run_compare
+    from flashrt_ros.replay.progress import Reporter
+
+    run_compare(first, second, out, Reporter())
+
+
+def _rate(text: str | None) -> float:
+    """Times the recorded timing; infinity for ``max``."""
+    if text is None:
+        return 1.0
+    if text == "max":
+        return math.inf
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not _RATES[0] <= value <= _RATES[1]:
+        raise OptionError(
+            "option '--rate'", expected=f"{_RATES[0]:g} to {_RATES[1]:g}, or max", got=f"'{text}'"
+        )
+    return value
 
 
 def _check_seed(seed: int | None) -> None:

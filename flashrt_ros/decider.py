@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from std_msgs.msg import Header
 
+from flashrt_core.errors import NumericsError
 from flashrt_core.load import MAIN
 from flashrt_core.session import Decision, Session
 from flashrt_ros.ingest import NOTHING, Ingest
@@ -94,6 +96,7 @@ class Decider:
 
         Raises:
             StaleInputError: an input has no usable sample; nothing was decided.
+            NumericsError: an action is not finite.
             FlashRTError: whatever the session refuses.
         """
         session = self._engine.session(session_name)
@@ -102,8 +105,18 @@ class Decider:
             gathered = self._ingest.gather(self._outlet.now_ns(), not_before)
             session.observe(gathered.observation)
             self._oldest_ns[session_name] = gathered.oldest_stamp_ns
+            if gathered.masked:
+                self._statistics.count("masked")
         ingested = time.perf_counter_ns()
         decision = session.act() if reuse_context else session.decide()
+        if not np.isfinite(decision.actions).all():
+            # The network's own output is checked by the session; statistics can still overflow it.
+            raise NumericsError(
+                f"actions of session '{session_name}'",
+                expected="finite values in robot units",
+                got="NaN or infinity",
+                remedy="check the normalisation statistics",
+            )
         marks = _Marks(start, ingested, time.perf_counter_ns())
         # After a restore or a fork the oldest input is not known, only the newest is.
         oldest_ns = min(self._oldest_ns.get(session_name, decision.stamp_ns), decision.stamp_ns)

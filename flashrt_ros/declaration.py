@@ -22,10 +22,15 @@ from flashrt_ros.parameters import (
     build_config,
     camera_keys,
     expand,
+    transport_topic,
 )
 from flashrt_ros.unknown_parameters import QOS, QOS_POLICIES, unknown_parameters
 
-_ARRAYS = {"int[]": Parameter.Type.INTEGER_ARRAY, "string[]": Parameter.Type.STRING_ARRAY}
+_ARRAYS = {
+    "int[]": Parameter.Type.INTEGER_ARRAY,
+    "float[]": Parameter.Type.DOUBLE_ARRAY,
+    "string[]": Parameter.Type.STRING_ARRAY,
+}
 
 
 class NodeParameters:
@@ -85,8 +90,11 @@ class NodeParameters:
     def _qos_names(self, keys: Sequence[str]) -> list[str]:
         """Parameters by which the QoS of the topics as now named can be changed."""
         topics = [("publisher", "~/action_chunk")]
-        for name in (*(f"camera.{key}.topic" for key in keys), "joints.topic"):
-            topics.append(("subscription", str(self._node.get_parameter(name).value)))
+        value = {name: str(self._node.get_parameter(name).value) for name in self._declared}
+        for key in keys:
+            topic, transport = (value[f"camera.{key}.{each}"] for each in ("topic", "transport"))
+            topics.append(("subscription", transport_topic(topic, transport)))
+        topics.append(("subscription", value["joints.topic"]))
         found = []
         for role, topic in topics:
             try:

@@ -13,14 +13,30 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from flashrt_core.errors import shorten
+from flashrt_ros import prompt_topic
+from flashrt_ros.execution.control import Control
+from flashrt_ros.execution.machine import SAFE
 from flashrt_ros.inputs import AHEAD_NS, Input
 from flashrt_ros.runtime import Runtime
 from flashrt_ros.stamps import SECOND, in_seconds, time_message
 from flashrt_ros.statistics import RateMeter, Statistics
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+_EXECUTION = "execution"
 # Every counter is shown from the start, so that 0 and "not counted" cannot be confused.
-_COUNTERS = ("decisions", "stale", "failed", "deadline_missed", "busy", "clock_jumps")
+_COUNTERS = (
+    "decisions",
+    "masked",
+    "stale",
+    "skewed",
+    "stopped",
+    "failed",
+    "deadline_missed",
+    "busy",
+    "clock_jumps",
+    prompt_topic.TAKEN,
+    prompt_topic.REFUSED,
+)
 _REFUSALS = (
     "encoding",
     "size",
@@ -65,8 +81,20 @@ class Diagnostics:
             self._check_clock(runtime, now_ns)
             runtime.check_progress()
             parts["decisions"] = self._of_decisions(runtime, node.statistics)
+            if runtime.execution is not None:
+                parts[_EXECUTION] = self._of_execution(runtime.execution)
             for item in runtime.ingest.inputs.values():
                 parts[f"input {item.name}"] = self._of_input(item, now_ns)
+        self._send(parts, now_ns)
+
+    def event(self) -> None:
+        """Publish the status of the execution now: the safe action was taken, or is over."""
+        runtime: Runtime | None = self._node.runtime
+        if runtime is not None and runtime.execution is not None:
+            now_ns = self._node.get_clock().now().nanoseconds
+            self._send({_EXECUTION: self._of_execution(runtime.execution)}, now_ns)
+
+    def _send(self, parts: Mapping[str, _Status], now_ns: int) -> None:
         message = DiagnosticArray()
         message.header.stamp = time_message(now_ns)
         message.status = [self._message(part, status) for part, status in parts.items()]
@@ -119,6 +147,7 @@ class Diagnostics:
         values: dict[str, Any] = {"rate_hz": rate, "wanted_rate_hz": runtime.config.rate_hz}
         values |= counts
         values |= {"waiting_jobs": runtime.worker.waiting}
+        values |= {"prompt": shorten(runtime.session.prompt)}
         for part, percentiles in statistics.percentiles().items():
             values |= {f"{part}.p{p}": value for p, value in percentiles.items()}
         problem = self._node.edge_log.open_problems().get("decisions")
@@ -128,6 +157,12 @@ class Diagnostics:
             wanted = runtime.config.rate_hz
             return _Status(WARN, f"{rate:.1f} Hz, too slow for {wanted:g} Hz", values)
         return _Status(OK, f"{rate:.1f} Hz", values)
+
+    def _of_execution(self, execution: Control) -> _Status:
+        state, cause = execution.machine.state, execution.machine.cause
+        if state != SAFE or cause is None:
+            return _Status(OK, state, execution.describe())
+        return _Status(ERROR, f"safe action: {cause.text}", execution.describe())
 
     def _of_input(self, item: Input, now_ns: int) -> _Status:
         counters = item.counters
@@ -145,6 +180,8 @@ class Diagnostics:
             "received": counters.received,
             "accepted": counters.accepted,
             "used": counters.used,
+            "on_missing": item.on_missing,
+            "masked": counters.masked,
             "overwritten": counters.overwritten,
             "lost": counters.lost,
             "unstamped": counters.unstamped,
@@ -155,7 +192,7 @@ class Diagnostics:
         }
         values |= {f"refused.{reason.replace(' ', '_')}": n for reason, n in refused.items()}
         if item.select(now_ns) is None:
-            return _Status(WARN, item.explain(now_ns), values)
+            return _Status(ERROR if item.stops else WARN, item.explain(now_ns), values)
         if ahead:
             return _Status(WARN, "messages are stamped ahead of the node's clock", values)
         if counters.incompatible:

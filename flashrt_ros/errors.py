@@ -26,10 +26,12 @@ class RequestTimeoutError(FlashRTError):
 
 
 class StaleInputError(FlashRTError):
-    """An input has no sample that a decision may use.
+    """An input has no sample that a decision may use, or those of several do not fit together.
 
-    ``inputs`` are the names of all inputs in that state.
+    ``inputs`` are the names of all inputs in that state; ``skewed`` says that each has a sample,
+    but that they are too far apart in time.
     """
 
     code = 83
     inputs: tuple[str, ...] = ()
+    skewed: bool = False

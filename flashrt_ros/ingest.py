@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from flashrt_core.policies.base import Observation
+from flashrt_ros.alignment import consistent, newest, spread_ns
 from flashrt_ros.errors import StaleInputError
-from flashrt_ros.inputs import CameraInput, Input, JointsInput, Refusal, RefusedError, Sample
-from flashrt_ros.parameters import JOINTS, NodeConfig
-from flashrt_ros.stamps import SECOND
+from flashrt_ros.inputs import Input, Refusal, RefusedError, Sample
+from flashrt_ros.parameters import HOLD, JOINTS, NodeConfig
+from flashrt_ros.sensors import CameraInput, JointsInput
+from flashrt_ros.stamps import SECOND, in_seconds
 
 # Ages of this size on every input mean two different clocks, not slow sensors.
 FOREIGN_CLOCK_NS = 60 * SECOND
 NOTHING: Mapping[str, int] = MappingProxyType({})
-T = TypeVar("T")
+
+Choice = dict[str, Sample]  # input name -> the sample to use
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """An observation, and the stamp of its oldest part (its own stamp is that of the newest)."""
+    """An observation, the stamp of its oldest part (its own stamp is that of the newest), and the
+    inputs that it does without."""
 
     observation: Observation
     oldest_stamp_ns: int
+    masked: tuple[str, ...] = ()
 
 
 class Ingest:
@@ -39,12 +45,28 @@ class Ingest:
         raw = config.camera_bytes > 0
         self.cameras = tuple(CameraInput(camera, raw=raw) for camera in config.cameras)
         self.joints = (
-            JointsInput(JOINTS, config.joints_topic, config.joints_names, config.joints_max_age_s)
+            JointsInput(
+                JOINTS,
+                config.joints_topic,
+                config.joints_names,
+                config.joints_max_age_s,
+                config.joints_on_missing,
+            )
             if config.joints_names
             else None
         )
         self._on_refusal = on_refusal
+        self._max_skew_ns = round(config.sync_max_skew_s * SECOND)
         self.inputs: Mapping[str, Input] = {item.name: item for item in self._all()}
+
+    def start(self, decoded: Callable[[], None]) -> None:
+        """Decode compressed pictures on threads of their own; ``decoded`` is called there."""
+        for camera in self.cameras:
+            camera.start(decoded, partial(self._on_refusal, camera))
+
+    def stop(self, timeout_s: float) -> list[str]:
+        """End those threads; the names of cameras whose thread did not end in time."""
+        return [camera.name for camera in self.cameras if not camera.stop(timeout_s)]
 
     def offer(self, target: Input, message: Any, now_ns: int) -> bool:
         """Give a message to its input; whether it was taken."""
@@ -58,45 +80,84 @@ class Ingest:
         self._on_refusal(target, target.refuse(refusal))
 
     def gather(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> Gathered:
-        """The newest usable sample of every input, converted.
+        """The newest usable sample of every input, or a set of one moment, converted.
 
         Args:
             now_ns: the time that ages count from.
             not_before: input name -> the least stamp (ns) that will do.
 
         Raises:
-            StaleInputError: some input has none. All are looked at before any is converted.
+            StaleInputError: some input has none, or they are too far apart. All are looked at
+                before any is converted.
+        """
+        values: dict[Sample, Any] = {}  # what was converted stays so when another is not readable
+        while True:
+            choice = self.choose(now_ns, not_before)
+            if isinstance(choice, StaleInputError):
+                raise choice
+            if self._convert(choice, values):
+                break
+        masked = [item for name, item in self.inputs.items() if name not in choice]
+        for item in masked:
+            item.mark_masked()
+        for name, sample in choice.items():
+            self.inputs[name].mark_used(sample)
+        views = {c.config.slot: values[choice[c.name]] for c in self.cameras if c.name in choice}
+        state = values[choice[JOINTS]] if self.joints else None
+        stamps = [sample.stamp_ns for sample in choice.values()]
+        names = tuple(item.name for item in masked)
+        return Gathered(Observation(views, state, max(stamps)), min(stamps), names)
+
+    def choose(
+        self, now_ns: int, not_before: Mapping[str, int] = NOTHING
+    ) -> Choice | StaleInputError:
+        """The samples that a decision at ``now_ns`` would use, or why there are none.
+
+        Cameras that may be missing are left out where they are, or where they are what keeps the
+        rest from fitting together; one camera must be left.
         """
         if stale := self.unusable(now_ns, not_before):
-            raise self.stale_error(stale, now_ns)
-        stamps: list[int] = []
-
-        def take(item: Input, convert: Callable[[Sample], T]) -> T:
-            while (sample := item.select(now_ns, not_before.get(item.name, 0))) is not None:
-                try:
-                    value = convert(sample)
-                except RefusedError as error:
-                    item.discard(sample, error.refusal)
-                    self._on_refusal(item, error.refusal)
-                    continue
-                item.mark_used(sample)
-                stamps.append(sample.stamp_ns)
-                return value
-            raise self.stale_error([item], now_ns)
-
-        views = {camera.config.slot: take(camera, camera.convert) for camera in self.cameras}
-        state = take(self.joints, self.joints.convert) if self.joints else None
-        return Gathered(Observation(views, state, max(stamps)), min(stamps))
+            return self.stale_error(stale, now_ns)
+        usable = {
+            name: found
+            for name, item in self.inputs.items()
+            if (found := item.candidates(now_ns, not_before.get(name, 0)))
+        }
+        if not self._max_skew_ns:
+            return newest(usable)
+        for names in self._sets(usable, not_before):
+            states = usable[JOINTS] if self.joints else None
+            fitting = consistent({n: usable[n] for n in names}, states, self._max_skew_ns)
+            if fitting is not None:
+                chosen, state = fitting
+                return chosen if state is None else {**chosen, JOINTS: state}
+        return self._skew_error(newest(usable))
 
     def unusable(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> list[Input]:
-        """Inputs without a sample that a decision at ``now_ns`` may use."""
-        return [
+        """Inputs that a decision at ``now_ns`` would need and that have no sample for it.
+
+        One that may be missing is needed if a stamp of it is asked for. Where all cameras may be
+        missing, and are, they are needed.
+        """
+        absent = [
             item
             for name, item in self.inputs.items()
             if item.select(now_ns, not_before.get(name, 0)) is None
         ]
+        blind = all(camera in absent for camera in self.cameras)
+        return [
+            item for item in absent if blind or item.on_missing != HOLD or item.name in not_before
+        ]
 
-    def stale_error(self, stale: list[Input], now_ns: int) -> StaleInputError:
+    def stopping(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> list[Input]:
+        """Inputs that are missing and stop the node by that; not those that a stamp is asked of."""
+        return [
+            item
+            for name, item in self.inputs.items()
+            if item.stops and name not in not_before and item.select(now_ns) is None
+        ]
+
+    def stale_error(self, stale: Sequence[Input], now_ns: int) -> StaleInputError:
         """The error that explains ``stale`` inputs."""
         error = StaleInputError("; ".join(item.explain(now_ns) for item in stale))
         error.inputs = tuple(item.name for item in stale)
@@ -111,6 +172,45 @@ class Ingest:
         """Drop every sample; after a jump of the clock."""
         for item in self.inputs.values():
             item.forget()
+
+    def _convert(self, choice: Choice, values: dict[Sample, Any]) -> bool:
+        """Convert what is not yet; False where a sample proved unusable, and is gone."""
+        for name, sample in choice.items():
+            item = self.inputs[name]
+            try:
+                if sample not in values:
+                    values[sample] = item.convert(sample)
+            except RefusedError as error:
+                item.discard(sample, error.refusal)
+                self._on_refusal(item, error.refusal)
+                return False
+        return True
+
+    def _sets(
+        self, usable: Mapping[str, Sequence[Sample]], not_before: Mapping[str, int]
+    ) -> Iterator[list[str]]:
+        """Sets of cameras to try: all, then without those that may be missing, oldest first."""
+        names = [camera.name for camera in self.cameras if camera.name in usable]
+        yield names
+        spare = [n for n in names if self.inputs[n].on_missing == HOLD and n not in not_before]
+        for name in sorted(spare, key=lambda n: usable[n][-1].stamp_ns):
+            names = [n for n in names if n != name]
+            if names:
+                yield names
+
+    def _skew_error(self, choice: Choice) -> StaleInputError:
+        first = min(choice, key=lambda name: choice[name].stamp_ns)
+        last = max(choice, key=lambda name: choice[name].stamp_ns)
+        apart = spread_ns([sample.stamp_ns for sample in choice.values()])
+        allowed = in_seconds(self._max_skew_ns)
+        error = StaleInputError(
+            f"inputs '{first}' and '{last}'",
+            expected=f"samples within {allowed} of each other",
+            got=f"the newest {in_seconds(apart)} apart",
+            remedy="set sync.max_skew_s, or look at what delays the first",
+        )
+        error.inputs, error.skewed = (first, last), True
+        return error
 
     def _all(self) -> Iterator[Input]:
         yield from self.cameras

@@ -86,7 +86,7 @@ class PolicyNode(LifecycleNode):
         )
         # Not `_services`: rclpy keeps its own list under that name.
         self._policy_services = Services(self)
-        self._diagnostics = Diagnostics(self, Clock(clock_type=ClockType.STEADY_TIME))
+        self.diagnostics = Diagnostics(self, Clock(clock_type=ClockType.STEADY_TIME))
 
     @property
     def state(self) -> str:

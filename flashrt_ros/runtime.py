@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rclpy.clock import Clock, ClockChange, ClockType, JumpThreshold, TimeJump
@@ -18,15 +18,18 @@ from rclpy.task import Future
 
 from flashrt_core import images
 from flashrt_core.engine import describe
-from flashrt_core.errors import FlashRTError, OptionError
-from flashrt_core.load import LoadOptions, load
+from flashrt_core.errors import FlashRTError
+from flashrt_core.load import MAIN, load
 from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import BusyError, RequestTimeoutError, StaleInputError, WrongStateError
+from flashrt_ros.execution.control import Control
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.inputs import AHEAD_NS, Input, Refusal
+from flashrt_ros.loading import LoadLog, check_action_kind, load_options
 from flashrt_ros.parameters import NodeConfig
+from flashrt_ros.prompt_topic import PromptTopic
 from flashrt_ros.stamps import in_seconds
 from flashrt_ros.statistics import Statistics
 from flashrt_ros.subscriptions import subscribe
@@ -68,6 +71,7 @@ class Runtime:
         self.engine_view: dict[str, Any] = {}
         self.deciding = False  # a timed decision is queued or runs
         self.restored = False  # a capsule was restored since the last deactivate
+        self.execution: Control | None = None  # where an output beside the chunk topic is asked for
         self._outlet = outlet
         self._timer: Any = None
         self._answered_s = 0.0  # steady time and node's time when a timed decision last ended
@@ -94,6 +98,11 @@ class Runtime:
             if camera.compressed:
                 images.opencv(f"camera '{camera.key}' (compressed)")
         self.ingest = Ingest(config, self._on_refusal)
+        # Waiting requests are resumed on the executor's thread, whoever brings what they wait for.
+        decoded = self.node.create_guard_condition(self.waiters.poll)
+        release(self.node.destroy_guard_condition, decoded)
+        self.ingest.start(decoded.trigger)
+        release(self._stop_decoders)
         for item in self.ingest.inputs.values():
             subscription = subscribe(
                 self.node,
@@ -104,6 +113,18 @@ class Runtime:
                 self.edge_log,
             )
             release(self.node.destroy_subscription, subscription)
+        prompts = PromptTopic(
+            self.node,
+            self.worker,
+            lambda text: self.session.engine.session(MAIN).set_prompt(text),
+            self.statistics,
+            self.edge_log,
+            self._steady,
+        )
+        release(prompts.close)
+        outlet = self._outlet
+        if config.execution.enabled:
+            outlet = self._build_execution(outlet)
         # Last, because it takes longest: mistakes above show at once.
         progress = LoadLog(self.node.get_logger().info)
         self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
@@ -111,12 +132,31 @@ class Runtime:
         check_action_kind(config, self.session.processor.relative)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
-        self.decider = Decider(self.session, self.ingest, config, self._outlet, self.statistics)
+        self.decider = Decider(self.session, self.ingest, config, outlet, self.statistics)
         jump = JumpThreshold(
             min_forward=None, min_backward=Duration(nanoseconds=-AHEAD_NS), on_clock_change=True
         )
         handle = self.node.get_clock().create_jump_callback(jump, post_callback=self._on_jump)
         release(handle.unregister)
+
+    def _build_execution(self, outlet: Outlet) -> Outlet:
+        """Build the execution; an outlet whose chunks it gets, too."""
+        execution = self.execution = Control(
+            self.node,
+            self.config.execution,
+            self.ingest,
+            outlet.now_ns,
+            self.edge_log,
+            self._decide,
+            self.node.diagnostics.event,
+        )
+        self._stack.callback(execution.close)
+
+        def publish(chunk: Any) -> None:
+            outlet.chunk(chunk)
+            execution.offer(chunk)
+
+        return replace(outlet, chunk=publish)
 
     def close(self) -> None:
         """Release everything, last built first. Never raises; failures are logged."""
@@ -132,19 +172,24 @@ class Runtime:
         if not self.restored:
             self.worker.call(self.decider.restart, _JOB_LIMIT_S)
         self._mark_answer()
+        # On the node's clock where that is simulated, so that a replay at another speed makes the
+        # same decisions; else on the steady clock, which no time correction can stop.
+        clock = self.node.get_clock()
+        if not clock.ros_time_is_active:
+            clock = self._steady
+        if self.execution is not None:
+            self.execution.start(clock)
         if self.config.rate_hz > 0.0:
-            # On the node's clock where that is simulated, so that a replay at another speed makes
-            # the same decisions; else on the steady clock, which no time correction can stop.
-            clock = self.node.get_clock()
-            if not clock.ros_time_is_active:
-                clock = self._steady
             self._timer = self.node.create_timer(1.0 / self.config.rate_hz, self._tick, clock=clock)
 
     def stop_deciding(self, error: FlashRTError) -> None:
         """End timed decisions; requests that wait for inputs fail with ``error``.
 
         A decision that runs is waited for (up to 10 s), so that nothing is published afterwards.
+        Before that the safe action is taken.
         """
+        if self.execution is not None:
+            self.execution.stop()
         if self._timer is not None:
             self.node.destroy_timer(self._timer)
             self._timer = None
@@ -160,7 +205,8 @@ class Runtime:
             return
         now_ns, before_ns = self._outlet.now_ns(), self._clock_ns
         self._clock_ns = now_ns
-        period_s = 1.0 / self.config.rate_hz
+        planned_s = self.config.execution.replan_rows * self.config.action_dt_s
+        period_s = max(1.0 / self.config.rate_hz, planned_s)
         silent_s = time.monotonic() - self._answered_s
         if silent_s < max(_SILENT_PERIODS * period_s, _DECISION_S if self.deciding else _SILENT_S):
             return
@@ -183,8 +229,10 @@ class Runtime:
         )
 
     def ready(self, not_before: dict[str, int]) -> bool:
-        """Whether every input is usable, and those named are stamped at least so (ns)."""
-        return not self.ingest.unusable(self._outlet.now_ns(), not_before)
+        """Whether a decision could be made, with those named stamped at least so (ns)."""
+        return not isinstance(
+            self.ingest.choose(self._outlet.now_ns(), not_before), StaleInputError
+        )
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the inference thread from an async service; return or raise its outcome.
@@ -208,8 +256,11 @@ class Runtime:
 
         Raises:
             RequestTimeoutError: a named input did not come in time.
-            StaleInputError: all named came, but another is missing or too old.
+            StaleInputError: all named came, but another is missing or too old, or they do not fit
+                together; at once where an input that is not named has stopped the node.
         """
+        if stopping := self.ingest.stopping(self._outlet.now_ns(), not_before):
+            raise self.ingest.stale_error(stopping, self._outlet.now_ns())
         now_ns, ingest = self._outlet.now_ns, self.ingest
         refusals = {name: ingest.inputs[name].refusals() for name in not_before}
 
@@ -229,7 +280,10 @@ class Runtime:
                     expected=f"a stamp not before the one asked for, within {timeout_s:g} s",
                     got="; ".join(["none", *refused]),
                 )
-            return ingest.stale_error(ingest.unusable(now_ns(), not_before), now_ns())
+            choice = ingest.choose(now_ns(), not_before)
+            if isinstance(choice, StaleInputError):
+                return choice
+            return ingest.stale_error((), now_ns())  # it came after all, this very moment
 
         await self.waiters.wait(lambda: self.ready(not_before), late, timeout_s)
 
@@ -238,9 +292,23 @@ class Runtime:
         self.engine_view = describe(self.session.engine)
 
     def _tick(self) -> None:
+        """Queue a timed decision, unless the schedule says when the next one begins."""
+        if self.execution is None or not self.execution.paces(self.deciding):
+            self._decide()
+
+    def _decide(self) -> None:
         """Queue a timed decision, unless the previous one is not done: then this one is missed."""
         if self.deciding:
             self.statistics.count("deadline_missed")
+            return
+        now_ns = self._outlet.now_ns()
+        if stopping := self.ingest.stopping(now_ns):
+            self._mark_answer()
+            self.statistics.count("stopped")
+            error = self.ingest.stale_error(stopping, now_ns)
+            self._report_stale(error, "stopped")
+            if self.execution is not None:
+                self.execution.failed(error)
             return
         self.deciding = True
         try:
@@ -248,6 +316,9 @@ class Runtime:
         except BusyError:
             self.deciding = False
             self.statistics.count("busy")
+        else:
+            if self.execution is not None:
+                self.execution.begun()
 
     def _timed_decision(self) -> None:
         try:
@@ -261,16 +332,16 @@ class Runtime:
     def _after_decision(self, outcome: Outcome) -> None:
         self._mark_answer()
         error = outcome.error
+        if error is not None and self.execution is not None:
+            self.execution.failed(error)
         if error is None:
             self.edge_log.clear("decisions")
         elif isinstance(error, WrongStateError):
             return  # the node is being taken down
         elif isinstance(error, StaleInputError):
-            self.statistics.count("stale")
-            kind = "stale: " + ", ".join(error.inputs)
-            self.edge_log.problem(
-                "decisions", f"no chunk is published: {error}", kind, lasting=True
-            )
+            word = "skewed" if error.skewed else "stale"
+            self.statistics.count(word)
+            self._report_stale(error, word)
         elif isinstance(error, FlashRTError):
             self.statistics.count("failed")
             text = f"no chunk is published: {in_node_terms(error, self.config)}"
@@ -279,12 +350,21 @@ class Runtime:
             self.statistics.count("failed")
             self.node.log_exception("decision", error)
 
+    def _report_stale(self, error: StaleInputError, word: str) -> None:
+        kind = f"{word}: " + ", ".join(error.inputs)
+        until = "; decisions go on when it is back" if word == "stopped" else ""
+        self.edge_log.problem(
+            "decisions", f"no chunk is published: {error}{until}", kind, lasting=True
+        )
+
     def _on_refusal(self, item: Input, refusal: Refusal) -> None:
         key = f"input '{item.name}' ({item.topic}) refuses messages, {refusal.reason}"
         self.edge_log.problem(key, refusal.text)
 
     def _on_jump(self, jump: TimeJump) -> None:
         self.ingest.forget()
+        if self.execution is not None:
+            self.execution.forget()
         self.statistics.count("clock_jumps")
         changes = {
             ClockChange.ROS_TIME_ACTIVATED: "changed to /clock (use_sim_time was set)",
@@ -299,73 +379,18 @@ class Runtime:
         )
 
     def _deliver(self) -> None:
+        # Chunks before outcomes: a failure must not be forgotten for a chunk that came before it.
+        if self.execution is not None:
+            self.execution.deliver()
         self.worker.deliver()
 
     def _close_engine(self) -> None:
         self.worker.call(self.session.engine.close, _JOB_LIMIT_S)
 
+    def _stop_decoders(self) -> None:
+        for name in self.ingest.stop(_JOB_LIMIT_S):
+            self.node.get_logger().error(f"a picture of camera '{name}' is still being decoded")
+
     def _stop_worker(self) -> None:
         if not self.worker.stop(_JOB_LIMIT_S):
             self.node.get_logger().error("the inference thread did not end; it is left behind")
-
-
-class LoadLog:
-    """Says every few seconds how far a checkpoint file is read. Silent for a quick one."""
-
-    def __init__(self, say: Callable[[str], object], every_s: float = 2.0) -> None:
-        self._say = say
-        self._every_s = every_s
-        self._last = time.monotonic()
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Progress of one step, in bytes."""
-        now = time.monotonic()
-        if now - self._last >= self._every_s:
-            self._last = now
-            self._say(f"checkpoint: {step} {done / 1e9:.1f} of {total / 1e9:.1f} GB")
-
-
-def check_action_kind(config: NodeConfig, relative: tuple[int, ...]) -> None:
-    """OptionError when actions that the state is added to would be published as changes of it."""
-    if config.action_kind == "delta" and relative:
-        raise OptionError(
-            "parameter 'action.kind'",
-            expected=f"absolute: the observed state is added to {_names(config, relative)}",
-            got="delta",
-            remedy="set it to absolute, or action.relative to [none] to publish the changes",
-        )
-
-
-def _names(config: NodeConfig, indices: tuple[int, ...]) -> str:
-    return ", ".join(config.action_names[index] for index in indices)
-
-
-def load_options(config: NodeConfig) -> LoadOptions:
-    """What to load for a node configuration. Zero and "" mean "the policy's own"."""
-    return LoadOptions(
-        policy=config.policy,
-        preset=config.preset,
-        checkpoint=config.checkpoint,
-        device=config.device,
-        precision=config.precision,
-        calibration=config.calibration or None,
-        views=tuple(camera.slot for camera in config.cameras),
-        state_dim=len(config.joints_names),
-        action_dim=len(config.action_names),
-        norm_stats=Path(config.norm_stats) if config.norm_stats else None,
-        tokenizer=Path(config.tokenizer) if config.tokenizer else None,
-        delta_actions=tuple(name in config.action_relative for name in config.action_names)
-        if config.action_relative
-        else None,
-        numerics=config.numerics,
-        extra={} if config.state_in_prompt else {"state_in_prompt": False},
-        horizon=config.horizon or None,
-        steps=config.steps or None,
-        prompt_buckets=config.prompt_buckets or None,
-        seed=config.seed,
-        prompt=config.prompt,
-        max_sessions=config.max_sessions,
-        capsule_slots=config.capsule_slots,
-        threads=config.threads,
-        camera_bytes=config.camera_bytes,
-    )

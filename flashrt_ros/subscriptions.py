@@ -19,7 +19,8 @@ from flashrt_core.errors import OptionError, shorten
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.image_view import view_image
 from flashrt_ros.ingest import Ingest
-from flashrt_ros.inputs import CameraInput, Input, Refusal
+from flashrt_ros.inputs import Input, Refusal
+from flashrt_ros.sensors import CameraInput
 from flashrt_ros.wording import one_line
 
 

@@ -11,6 +11,8 @@ QOS = "qos_overrides."
 QOS_POLICIES = ("history", "depth", "reliability")
 # Parameters that rclpy declares itself.
 _FOREIGN = ("use_sim_time", "start_type_description_service")
+# Last part of a name that was taken out -> what to write instead.
+_FORMER = {"compressed": "set camera.<key>.transport to compressed, and the topic without that"}
 
 
 def unknown_parameters(
@@ -35,6 +37,9 @@ def unknown_parameters(
         part = name.split(".")
         if part[0] == "camera" and len(part) == 3 and part[1] not in keys:
             unknown[name] = f"add '{part[1]}' to cameras"
+            continue
+        if part[0] == "camera" and part[-1] in _FORMER:
+            unknown[name] = _FORMER[part[-1]]
             continue
         near = difflib.get_close_matches(name, known, n=1)
         unknown[name] = f"did you mean '{near[0]}'?" if near else ""

@@ -73,6 +73,7 @@ ROS_PACKAGES = {
     *("action_msgs", "ament_index_python", "builtin_interfaces", "cv_bridge", "diagnostic_msgs"),
     *("flashrt_ros", "launch", "launch_ros", "lifecycle_msgs", "rcl_interfaces", "rclpy"),
     *("rosbags", "rosgraph_msgs", "rosidl_runtime_py", "sensor_msgs", "std_msgs", "std_srvs"),
+    "trajectory_msgs",
 }
 
 
@@ -171,6 +172,20 @@ def test_declarations_need_neither_torch_nor_numpy(name: str) -> None:
         seen.add(current)
         roots = {other.partition(".")[0] for other in imports(current)}
         assert not roots & {"torch", "numpy"}, f"{current}, which {name} needs, imports {roots}"
+        waiting += [other for other in ours(current) - seen if other not in PACKAGES]
+
+
+def test_the_maths_of_execution_needs_no_ros() -> None:
+    room = "flashrt_ros.execution."
+    on_ros = {room + "control", room + "controller_state", room + "outputs"}
+    seen, waiting = set(), [name for name in modules() if name.startswith(room)]
+    assert len(waiting) > 8
+    waiting = [name for name in waiting if name not in on_ros]
+    while waiting:
+        current = waiting.pop()
+        seen.add(current)
+        roots = {other.partition(".")[0] for other in imports(current) - set(modules())}
+        assert not roots & ROS_PACKAGES, f"{current} imports {roots & ROS_PACKAGES}"
         waiting += [other for other in ours(current) - seen if other not in PACKAGES]
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader
 
 from flashrt_core.errors import OptionError
+from flashrt_ros.parameters import COMPRESSED, RAW
 
-from .parameter_file import NodeInput
+from .parameter_file import COMPRESSED_TYPE, IMAGE_TYPE, JOINTS_TYPE, NodeInput
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,9 @@ class Bag:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reader = _open(path)
+        self._connections = _all_connections(self._reader)
         self.topics: dict[str, Topic] = {}
-        for connection in self._reader.connections:
+        for connection in self._connections:
             known = self.topics.get(connection.topic)
             count = connection.msgcount + (known.count if known else 0)
             self.topics[connection.topic] = Topic(connection.topic, connection.msgtype, count)
@@ -97,7 +100,7 @@ class Bag:
         Raises:
             OptionError: the storage turns out to be damaged on the way.
         """
-        wanted = [c for c in self._reader.connections if c.topic in topics]
+        wanted = [c for c in self._connections if c.topic in topics]
         if not wanted:
             return
         count = 0
@@ -156,7 +159,8 @@ class Bag:
                     f"topic '{needed.topic}' of input '{needed.name}' in bag '{self.path}'",
                     expected="recorded messages",
                     got=f"{state}; the bag has {self.describe()}",
-                    remedy=f"set '{needed.parameter}' in {source}, or add "
+                    remedy=self._other_transport(needed, source)
+                    or f"set '{needed.parameter}' in {source}, or add "
                     f"--remap BAG_TOPIC:={needed.topic}",
                 )
             if topic.msgtype != needed.msgtype:
@@ -169,11 +173,47 @@ class Bag:
             routes.append(Route(name, needed))
         return tuple(routes)
 
+    def _other_transport(self, needed: NodeInput, source: Path) -> str:
+        """How to take the images of an input in the transport in which the bag has them, or ""."""
+        suffix = f"/{COMPRESSED}"
+        compressed = needed.topic.endswith(suffix)
+        other = needed.topic.removesuffix(suffix) if compressed else needed.topic + suffix
+        wanted = IMAGE_TYPE if compressed else COMPRESSED_TYPE
+        found = self.topics.get(other)
+        if needed.msgtype == JOINTS_TYPE or found is None or found.msgtype != wanted:
+            return ""
+        return _transport_remedy(needed, RAW if compressed else COMPRESSED, source)
+
+
+def _all_connections(reader: Reader) -> list[Connection]:
+    """Those of metadata.yaml, and for storage that says other QoS of a topic, those too.
+
+    A bag that was reindexed, converted or edited by hand may hold one QoS in its metadata and
+    another in its storage; the reader would find no message of such a topic, without a word.
+    """
+    found = list(reader.connections)
+    for storage in getattr(reader.storage, "storages", ()):
+        for each in storage.connections:
+            alike = [c for c in found if (c.topic, c.msgtype) == (each.topic, each.msgtype)]
+            if alike and not any(_matches(c, each) for c in alike):
+                known = alike[0]._replace(ext=each.ext, digest=each.digest, msgcount=0)
+                found.append(known)
+    return found
+
+
+def _matches(known: Connection, stored: Connection) -> bool:
+    """Whether the reader takes messages of ``stored`` for those of ``known``."""
+    same = not known.digest or not stored.digest or known.digest == stored.digest
+    return known.ext == stored.ext and same
+
+
+def _transport_remedy(needed: NodeInput, transport: str, source: Path) -> str:
+    return f"set 'camera.{needed.name}.transport: {transport}' in {source}"
+
 
 def _type_remedy(needed: NodeInput, got: str, source: Path) -> str:
-    if {needed.msgtype, got} == {"sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"}:
-        value = str(got.endswith("CompressedImage")).lower()
-        return f"set 'camera.{needed.name}.compressed: {value}' in {source}"
+    if {needed.msgtype, got} == {IMAGE_TYPE, COMPRESSED_TYPE}:
+        return _transport_remedy(needed, COMPRESSED if got == COMPRESSED_TYPE else RAW, source)
     return f"set '{needed.parameter}' in {source} to a topic of that type"
 
 

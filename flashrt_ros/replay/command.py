@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .bag import Bag, Route
-from .figure import write_results
+from .figure import RESULTS, write_results
 from .messages import message_class
 from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
@@ -20,8 +21,6 @@ from .records import ChunkRecord, RunRecord
 from .report import machine, render, summarise, versions
 from .run import Settings, run_steps, run_timed
 from .transport import choose_graph, use_shared_memory
-
-_RESULTS = (".json", ".png", "_node.log")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class ReplayOptions:
 def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     """Run it; 0 when the node decided at least once, else 1.
 
-    Writes ``replay.json``, ``replay.png`` and the node's log into ``options.out``.
+    Writes ``replay.json``, ``replay.csv``, ``replay.png`` and the node's log into ``options.out``.
 
     Raises:
         FlashRTError: bag and parameter file do not fit, the folder cannot be used, or the node
@@ -56,7 +55,7 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
         choose_graph(options.domain).enter()
         if warning := use_shared_memory():
             reporter.say(f"note: {warning}")
-        with results_folder(options.out, [f"replay{end}" for end in _RESULTS]) as out:
+        with results_folder(options.out, [f"replay{end}" for end in RESULTS]) as out:
             return _replay_into(out, bag, parameters, options, reporter)
 
 
@@ -77,9 +76,9 @@ def _replay_into(
     report |= {"versions": versions(), "machine": machine()}
     report["command"] = shlex.join(["flashrt", *sys.argv[1:]])
     stem = out / "replay"
-    write_results(stem, report, run.timings, _subtitle(parameters, options, run, report))
+    write_results(stem, report, run, _subtitle(parameters, options, run, report))
     reporter.console.print(render(report))
-    reporter.say(f"wrote {stem}.json" + (f" and {stem}.png" if run.timings else ""))
+    reporter.say(f"wrote {stem}.json, .csv" + (" and .png" if run.timings else ""))
     if not report["decisions"]:
         reporter.say(f"FAILED: no decision was made; see the refusals above and {log}")
         return 1
@@ -92,10 +91,16 @@ def _subtitle(
     config = parameters.config
     return (
         f"{options.bag.name}, {run.mode}"
-        + ("" if options.step else f" at {options.rate:g} x")
+        + _pace(options)
         + f"  |  preset {config.preset}, {config.device}, {config.precision}  |  "
         + f"{report['machine']['cpu']}, {report['machine']['cores']} cores"
     )
+
+
+def _pace(options: ReplayOptions) -> str:
+    if options.step:
+        return ""
+    return " at full speed" if math.isinf(options.rate) else f" at {options.rate:g} x"
 
 
 def digest(chunks: Sequence[ChunkRecord]) -> str:

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Counters of the node's status "decisions", and what they are called in a report.
-_NOT_MADE = {"stale": "stale input", "failed": "failed", "busy": "busy"}
+_NOT_MADE = {
+    "stale": "stale input",
+    "skewed": "inputs too far apart",
+    "stopped": "stopped by a missing input",
+    "failed": "failed",
+    "busy": "busy",
+}
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 from flashrt_core.errors import OptionError
 from flashrt_core.load import load
-from flashrt_ros.runtime import load_options
+from flashrt_ros.loading import load_options
 
 from .bag import Bag
-from .figure import write_results
+from .figure import RESULTS, write_results
 from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
@@ -34,7 +34,6 @@ from .verify import (
 
 LEAST_DECISIONS = 50
 _STEPS = 10  # decisions of each of the two runs that are compared
-_RESULTS = (".json", ".png", "_node.log")
 _FURTHER = 4  # decisions that follow them, before and after a restore
 
 
@@ -51,7 +50,8 @@ class DemoOptions:
 def run_demo(options: DemoOptions, reporter: Reporter) -> int:
     """Run it; 0 when every check holds and enough decisions were made, else 1.
 
-    Writes ``demo.json``, ``demo.png``, the recording and the node's log into ``options.out``.
+    Writes ``demo.json``, ``.csv`` and ``.png``, the recording and the node's log into
+    ``options.out``.
 
     Raises:
         FlashRTError: an option or a file does not do, or the node did not do what it was asked.
@@ -61,7 +61,7 @@ def run_demo(options: DemoOptions, reporter: Reporter) -> int:
     choose_graph(options.domain).enter()
     if warning := use_shared_memory():
         reporter.say(f"note: {warning}")
-    with results_folder(options.out, [f"demo{end}" for end in _RESULTS]) as out:
+    with results_folder(options.out, [f"demo{end}" for end in RESULTS]) as out:
         return _demo_into(out, parameters, options, reporter)
 
 
@@ -81,9 +81,9 @@ def _demo_into(
     report = summarise(run) | checks
     report |= {"seed": options.seed, "versions": versions(), "machine": machine()}
     report["command"] = shlex.join(["flashrt", *sys.argv[1:]])
-    write_results(out / "demo", report, run.timings, _subtitle(parameters, recorder, report))
+    write_results(out / "demo", report, run, _subtitle(parameters, recorder, report))
     reporter.console.print(render(report, checks))
-    reporter.say(f"wrote {out / 'demo.json'} and {out / 'demo.png'}")
+    reporter.say(f"wrote {out / 'demo.json'}, .csv and .png")
     return _verdict(report, checks, reporter)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -21,6 +22,8 @@ from .messages import message_class, sound_messages
 from .records import PlayRecord
 
 CLOCK_HZ = 250.0
+# Between messages that have no due time: subscribers keep five, and must get to take them.
+_BREATH_S = 0.0005
 _AHEAD = 48  # messages read ahead of time: decompression must not delay the next one
 
 
@@ -101,13 +104,16 @@ class Player:
         rate: float = 1.0,
         progress: Callable[[float], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
+        ticked: Callable[[int], None] = lambda _: None,
     ) -> PlayRecord:
         """Play everything at ``rate`` times the recorded timing.
 
         Args:
-            rate: > 0; 2.0 plays twice as fast.
+            rate: > 0; 2.0 plays twice as fast, infinity as fast as messages can be sent.
             progress: called with the recorded seconds played.
             stop: asked before every message; True ends the run.
+            ticked: called with each time (ns) that /clock has shown; may take its time where
+                nothing is due.
         """
         if not rate > 0:
             raise OptionError("replay rate", expected="> 0", got=rate)
@@ -125,11 +131,15 @@ class Player:
             while next_tick_ns <= message.time_ns:
                 _sleep_until(start + (next_tick_ns - first_ns) / 1e9 / rate)
                 self.tick(next_tick_ns)
+                ticked(next_tick_ns)
                 next_tick_ns += tick_ns
             due = start + (message.time_ns - first_ns) / 1e9 / rate
             _sleep_until(due)
             self.publish(message)
-            late_ms.append((time.monotonic() - due) * 1e3)
+            if math.isinf(rate):
+                time.sleep(_BREATH_S)
+            else:
+                late_ms.append((time.monotonic() - due) * 1e3)
             if progress is not None:
                 progress((message.time_ns - first_ns) / 1e9)
         seconds = time.monotonic() - start

@@ -20,7 +20,7 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, W
 from rosbags.typesys import Stores, get_typestore
 
 from flashrt_core.errors import OptionError
-from flashrt_ros.parameters import JOINTS
+from flashrt_ros.parameters import COMPRESSED, JOINTS
 
 from .output import writing
 from .parameter_file import COMPRESSED_TYPE, JOINTS_TYPE, NodeInput
@@ -81,7 +81,7 @@ def write_recording(
             raise OptionError(
                 f"camera '{entry.name}'",
                 expected="raw images in the recording that is written",
-                got="compressed: true",
+                got=f"transport: {COMPRESSED}",
                 remedy=f"record a bag of {entry.topic} and use 'flashrt replay'",
             )
     store = get_typestore(Stores.ROS2_JAZZY)

@@ -34,6 +34,11 @@ class ChunkRecord:
     fingerprint: str
     actions: NDArray[np.float32]
 
+    @property
+    def newest_age_ms(self) -> float:
+        """Age of the newest input when the chunk was made; ``age_ms`` is that of the oldest."""
+        return self.age_ms - (self.stamp_ns - self.oldest_ns) / 1e6
+
     @classmethod
     def of(cls, message: Any, received_ns: int = 0) -> Self:
         """From a ``flashrt_ros/ActionChunk`` message."""
@@ -98,7 +103,7 @@ class RunRecord:
     bag: str
     parameters: str
     mode: str  # "timed" or "step"
-    rate: float
+    rate: float  # times the recorded timing; infinite: as fast as the node follows; 0 in steps
     recorded_seconds: float
     chunks: Sequence[ChunkRecord]
     timings: Sequence[TimingRecord]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from .counters import node_counts
 from .records import PARTS, ChunkRecord, RunRecord, TimingRecord
 
 PERCENTILES = (50, 95, 99)
+FASTEST = "max"  # the rate of a replay that is as fast as the node follows
 
 Record = TypeVar("Record", ChunkRecord, TimingRecord)
 
@@ -49,8 +51,9 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "bag": run.bag,
         "parameters": run.parameters,
         "mode": run.mode,
-        "rate": run.rate,
+        "rate": FASTEST if math.isinf(run.rate) else run.rate,
         "recorded_seconds": round(run.recorded_seconds, 3),
+        "speed": round(run.recorded_seconds / run.play.seconds, 3) if run.play.seconds else 0.0,
         "decisions": len(chunks),
         "chunk_shape": list(chunks[0].actions.shape) if chunks else [],
         "action_names": list(chunks[0].names) if chunks else [],
@@ -58,7 +61,9 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "fingerprint": chunks[0].fingerprint if chunks else "",
         "latency_ms": latency,
         "observation_age_ms": statistics(t.age_ms for t in timings),
-        "decision_interval_ms": statistics(_intervals_ms(chunks)),
+        "newest_input_age_ms": statistics(c.newest_age_ms for c in chunks),
+        "decision_interval_ms": statistics(intervals_ms(chunks)),
+        "deadline_missed": counts.lost.get("deadline", 0),
         "chunk_jump": chunk_jumps(chunks),
         "dropped": sum(lost.values()),
         "dropped_by_input": lost,
@@ -90,29 +95,36 @@ def gaps(chunks: Sequence[ChunkRecord]) -> int:
     return missing
 
 
+def jump(old: ChunkRecord, new: ChunkRecord) -> NDArray[np.float64] | None:
+    """|new - old| of each action at the time of the new chunk's first; None without overlap."""
+    if old.session != new.session or old.actions.shape != new.actions.shape or old.dt_ns <= 0:
+        return None
+    row = (new.first_action_ns - old.first_action_ns) / old.dt_ns
+    if not 0 <= row <= len(old.actions) - 1:
+        return None
+    low = min(int(row), len(old.actions) - 2) if len(old.actions) > 1 else 0
+    high = min(low + 1, len(old.actions) - 1)
+    held = old.actions[low] + (row - low) * (old.actions[high] - old.actions[low])
+    found: NDArray[np.float64] = np.abs(new.actions[0].astype(np.float64) - held)
+    return found
+
+
 def chunk_jumps(chunks: Sequence[ChunkRecord]) -> dict[str, dict[str, float]]:
     """How far each action jumps where a chunk replaces its predecessor: |new - old|, per action.
 
     Compared at the time of the new chunk's first action, with the predecessor interpolated there;
     pairs that do not overlap in time are left out.
     """
-    jumps: list[NDArray[np.float64]] = []
-    for old, new in itertools.pairwise(chunks):
-        if old.session != new.session or old.actions.shape != new.actions.shape or old.dt_ns <= 0:
-            continue
-        row = (new.first_action_ns - old.first_action_ns) / old.dt_ns
-        if 0 <= row <= len(old.actions) - 1:
-            low = min(int(row), len(old.actions) - 2) if len(old.actions) > 1 else 0
-            high = min(low + 1, len(old.actions) - 1)
-            held = old.actions[low] + (row - low) * (old.actions[high] - old.actions[low])
-            jumps.append(np.abs(new.actions[0].astype(np.float64) - held))
+    pairs = (jump(old, new) for old, new in itertools.pairwise(chunks))
+    jumps = [found for found in pairs if found is not None]
     if not jumps:
         return {}
     columns = np.stack(jumps).T
     return {name: statistics(column) for name, column in zip(chunks[0].names, columns, strict=True)}
 
 
-def _intervals_ms(chunks: Sequence[ChunkRecord]) -> list[float]:
+def intervals_ms(chunks: Sequence[ChunkRecord]) -> list[float]:
+    """Time between chunks that arrived here, each to the one before."""
     return [(b.received_ns - a.received_ns) / 1e6 for a, b in itertools.pairwise(chunks)]
 
 
@@ -170,7 +182,19 @@ def render(report: Mapping[str, Any], checks: Mapping[str, bool] | None = None) 
         table.add_row(name, *cells, style="bold" if name == "total" else None)
     facts = Table.grid(padding=(0, 2))
     shape = " x ".join(map(str, report["chunk_shape"])) or "none"
-    facts.add_row("decisions", f"{report['decisions']}, chunks of {shape}")
+    missed = report["deadline_missed"]
+    facts.add_row(
+        "decisions", f"{report['decisions']}, chunks of {shape}, deadline missed {missed} times"
+    )
+    if report["rate"] == FASTEST:
+        facts.add_row("speed", f"{report['speed']:.2f} x the recorded timing")
+    if jumps := report["chunk_jump"]:
+        name = max(jumps, key=lambda each: jumps[each]["p99"])
+        facts.add_row(
+            "largest jump",
+            f"{name}, p50 {jumps[name]['p50']:.4g}, p99"
+            f" {jumps[name]['p99']:.4g} from chunk to chunk",
+        )
     facts.add_row("dropped", _counted(report["dropped"], report["dropped_by_input"]))
     facts.add_row("refused", _counted(report["refused"], report["refused_by_reason"]))
     if malformed := report["player"]["malformed"]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,13 @@ from .node_process import NodeProcess
 from .parameter_file import ParameterFile
 from .player import Player
 from .progress import Phase
-from .records import ChunkRecord, PlayRecord, RunRecord
+from .records import ChunkRecord, PlayRecord, RunRecord, TimingRecord
 from .report import statistics
 from .step import Stepper, steps
 
 # Step mode decides this often where the parameter file decides on request only.
 DEFAULT_HZ = 10.0
+_PATIENCE_S = 0.25  # least time to wait for a chunk, where the replay waits at all
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,15 @@ def live_node(bag: Bag, settings: Settings, **overrides: object) -> Iterator[Liv
 
 
 def run_timed(bag: Bag, settings: Settings, rate: float, phase: Phase) -> RunRecord:
-    """Play ``bag`` at ``rate`` times its timing while the node decides at its own rate."""
+    """Play ``bag`` at ``rate`` times its timing while the node decides at its own rate.
+
+    An infinite rate goes as fast as the node follows: after each of its periods the player waits
+    for the chunk that was due.
+    """
     with live_node(bag, settings) as live:
         client = live.client
+        period_ns = round(1e9 / (settings.parameters.config.rate_hz or DEFAULT_HZ))
+        follower = Follower(client.timings, bag.start_ns, period_ns)
 
         def show(seconds: float) -> None:
             recent = statistics(t.total_ms for t in client.timings[-50:])
@@ -95,9 +103,45 @@ def run_timed(bag: Bag, settings: Settings, rate: float, phase: Phase) -> RunRec
             live.process.check()
             return False
 
-        played = live.player.play(rate, show, ended)
+        played = live.player.play(rate, show, ended, follower if math.isinf(rate) else _nothing)
         _collect(live)
         return _record(bag, settings, "timed", rate, live, played)
+
+
+def _nothing(_: int) -> None:
+    """At a pace of its own a replay waits for nobody."""
+
+
+class Follower:
+    """Waits, at the end of every period, for the decision that it made due.
+
+    Args:
+        timings: of decisions, as they arrive; some other thread appends.
+        start_ns: when the node's first period began.
+        period_ns: its length.
+    """
+
+    def __init__(self, timings: Sequence[TimingRecord], start_ns: int, period_ns: int) -> None:
+        self._timings = timings
+        self._period_ns = period_ns
+        self._due_ns = start_ns + period_ns
+        self._seen = 0
+
+    def __call__(self, time_ns: int) -> None:
+        """The node's clock shows ``time_ns``."""
+        if time_ns < self._due_ns:
+            return
+        while self._due_ns <= time_ns:
+            self._due_ns += self._period_ns
+        limit = time.monotonic() + self._patience_s()
+        while len(self._timings) <= self._seen and time.monotonic() < limit:
+            time.sleep(0.0005)
+        self._seen = len(self._timings)
+
+    def _patience_s(self) -> float:
+        """No chunk comes of a decision without inputs: then its time is up."""
+        recent = [timing.total_ms for timing in self._timings[-20:]]
+        return max(_PATIENCE_S, 4e-3 * max(recent, default=0.0))
 
 
 def run_steps(

@@ -85,8 +85,9 @@ class Described:
         """Actions in order, with opaque functions replaced by what they return."""
         unknown = set(given) - set(self.arguments)
         assert not unknown, f"no such launch argument: {unknown}"
-        values = {name: str(kwargs["default_value"]) for name, kwargs in self.arguments.items()}
-        values |= given
+        defaults = {name: kwargs.get("default_value") for name, kwargs in self.arguments.items()}
+        values = {name: str(value) for name, value in defaults.items() if value is not None} | given
+        assert values.keys() == self.arguments.keys(), "one without a default must be given"
         for name, kwargs in self.arguments.items():
             assert values[name] in kwargs.get("choices", [values[name]]), name
         actions: list[Recorded] = []

@@ -17,7 +17,8 @@ from flashrt_ros.unknown_parameters import unknown_parameters
 from .recording import Described, Recorded, describe
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
+# The deployments; the one of a replay is in test_replay_bench.py.
+LAUNCH_FILES = sorted((ROOT / "launch").glob("pi05_*.launch.py"))
 CONFIGURE, ACTIVATE = 1, 3  # numbers of lifecycle_msgs/msg/Transition
 OVERRIDES = ("device", "checkpoint", "precision")
 

@@ -321,10 +321,14 @@ def test_compressed_images_where_raw_ones_are_expected(
     recording: Path, parameter_path: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "compressed.yaml"
-    path.write_text(parameter_path.read_text().replace("encoding: rgb8", "compressed: true"))
+    path.write_text(parameter_path.read_text().replace("encoding: rgb8", "transport: compressed"))
     with Bag(recording) as bag, pytest.raises(OptionError) as error:
         bag.routes(read_parameters(path).inputs, path)
-    one_line(error, "camera.base.compressed: false", "CompressedImage")
+    one_line(error, "camera.base.transport: raw", "/camera/base/image_raw/compressed")
+    remaps = {"/camera/base/image_raw": "/camera/base/image_raw/compressed"}
+    with Bag(recording) as bag, pytest.raises(OptionError) as error:
+        bag.routes(read_parameters(path).inputs, path, remaps)
+    one_line(error, "camera.base.transport: raw", "CompressedImage")
 
 
 def test_custom_types_do_not_hinder(tmp_path: Path) -> None:

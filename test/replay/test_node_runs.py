@@ -17,6 +17,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from flashrt_core.load import load
 from flashrt_ros.cli import main
+from flashrt_ros.loading import load_options
 from flashrt_ros.replay.bag import Bag
 from flashrt_ros.replay.client import PolicyClient
 from flashrt_ros.replay.node_process import NodeProcess, NodeStartError
@@ -24,7 +25,6 @@ from flashrt_ros.replay.parameter_file import ParameterFile
 from flashrt_ros.replay.progress import Phase
 from flashrt_ros.replay.run import Settings, run_steps
 from flashrt_ros.replay.verify import observations
-from flashrt_ros.runtime import load_options
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
 
@@ -215,6 +215,7 @@ def test_images_of_another_encoding_are_refused_and_reported(
         ("parameters", [], "rosbag2"),
         ("recording", ["--rate", "-1"], "--rate"),
         ("recording", ["--rate", "inf"], "--rate"),
+        ("recording", ["--rate", "fast"], "0.001 to 1000, or max, got 'fast'"),
         ("recording", ["--rate", "1", "--step"], "--rate"),
         ("recording", ["--limit", "0"], "--limit"),
         ("recording", ["--limit", "5"], "add --step"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
+import threading
+import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -31,6 +35,7 @@ from flashrt_ros.replay.report import (
     unique,
     versions,
 )
+from flashrt_ros.replay.run import Follower
 
 MS = 1_000_000
 
@@ -131,7 +136,7 @@ def test_terminal_table_and_versions() -> None:
 def test_a_run_without_decisions_still_reports(tmp_path: Path) -> None:
     report = summarise(run_of([], []))
     Console(file=StringIO()).print(render(report))
-    write_results(tmp_path / "r", report, [], "nothing")
+    write_results(tmp_path / "r", report, run_of([], []), "nothing")
     assert json.loads((tmp_path / "r.json").read_text())["decisions"] == 0
     assert not (tmp_path / "r.png").exists()
 
@@ -143,11 +148,11 @@ def test_figure_shows_the_data(tmp_path: Path) -> None:
     slow = [timing(i, 40.0 + rng.gamma(2, 9.0), 20 + rng.uniform(0, 9)) for i in range(60)]
     pictures = []
     for name, timings in (("fast", fast), ("slow", slow)):
-        report = summarise(run_of(chunks, timings))
-        write_results(tmp_path / name, report, timings, "on this machine")
+        run = run_of(chunks, timings)
+        write_results(tmp_path / name, summarise(run), run, "on this machine")
         pictures.append(mpimage.imread(tmp_path / f"{name}.png")[:, :, :3])
     for picture in pictures:
-        assert picture.shape == (700, 1400, 3)
+        assert picture.shape == (950, 1400, 3)
         blank = (picture > 0.99).all(axis=2).mean()
         assert 0.3 < blank < 0.9, "neither empty nor full"
         assert len(np.unique((picture * 255).astype(np.uint8).reshape(-1, 3), axis=0)) > 50
@@ -182,3 +187,50 @@ def test_malformed_messages_are_in_report_and_table() -> None:
     text = StringIO()
     Console(file=text, width=100).print(render(report))
     assert "3 (base 3), not played" in text.getvalue()
+
+
+def test_a_line_a_decision(tmp_path: Path) -> None:
+    chunks = [chunk(i, [[i, 5], [i, 5], [i, 5]], first_ms=20 * i) for i in (0, 1, 3)]
+    run = run_of(chunks, [timing(i, 10.0 + i, age=31.0) for i in (0, 1, 2)])
+    write_results(tmp_path / "r", summarise(run), run, "")
+    with (tmp_path / "r.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["sequence"] for row in rows] == ["0", "1", "2", "3"]
+    assert (rows[0]["jump.a"], rows[0]["interval_ms"]) == ("", ""), "nothing before it"
+    assert float(rows[1]["jump.a"]) == 1.0 and float(rows[1]["jump.b"]) == 0.0
+    assert float(rows[1]["interval_ms"]) == 100.0
+    assert float(rows[1]["total_ms"]) == 11.0 and float(rows[1]["oldest_input_age_ms"]) == 31.0
+    assert float(rows[1]["newest_input_age_ms"]) == 30.0, "its only input is the oldest, too"
+    assert rows[2]["total_ms"] and not rows[2]["jump.a"], "its chunk was lost"
+    assert not rows[3]["total_ms"] and not rows[3]["jump.a"], "its timing, and the chunk before"
+
+
+def test_deadlines_and_paces() -> None:
+    run = run_of(
+        [chunk(0, [[1, 2]])],
+        [timing(0, 12.5)],
+        rate=math.inf,
+        play=PlayRecord({"base": 60}, 0.5),
+        diagnostics={"policy: decisions": {"deadline_missed": "7"}},
+    )
+    report = summarise(run)
+    assert (report["deadline_missed"], report["rate"], report["speed"]) == (7, "max", 4.0)
+    json.dumps(report, allow_nan=False)
+    text = StringIO()
+    Console(file=text, width=120).print(render(report))
+    assert "deadline missed 7 times" in text.getvalue() and "4.00 x" in text.getvalue()
+
+
+def test_a_replay_without_a_pace_waits_for_each_chunk_but_not_for_ever() -> None:
+    timings: list[TimingRecord] = []
+    follow = Follower(timings, 0, 100 * MS)
+    begin = time.monotonic()
+    for k in range(25):
+        follow(4 * k * MS)
+    assert time.monotonic() - begin < 0.1, "nothing is due before the first period ends"
+    threading.Timer(0.05, lambda: timings.append(timing(0, 10.0))).start()
+    follow(100 * MS)
+    assert len(timings) == 1, "it came while it waited"
+    begin = time.monotonic()
+    follow(200 * MS)
+    assert 0.2 < time.monotonic() - begin < 2.0, "none came: time is up"

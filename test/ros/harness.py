@@ -7,6 +7,7 @@ own. Tests wait for services and messages, never for node names (their discovery
 from __future__ import annotations
 
 import array
+import contextlib
 import itertools
 import os
 import signal
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from flashrt_ros import stamps
+from flashrt_ros.parameters import COMPRESSED, RAW, transport_topic
 
 DOMAIN = 20 + os.getpid() % 80
 JOINTS = ("shoulder", "elbow", "wrist")
@@ -82,25 +85,29 @@ class PolicyProcess:
         name: str = "policy",
         namespace: str = "",
         arguments: Iterable[str] = (),
+        program: Iterable[str] = ("-m", "flashrt_ros.node"),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         number = next(_numbers)
-        self.namespace = namespace or f"/t{number}"
+        # Domains are few: the nodes of another run of tests may be in this one.
+        self.namespace = namespace or f"/t{os.getpid()}n{number}"
         self.name = f"{self.namespace}/{name}"
         self._log = folder / f"node{number}.log"
         file = folder / f"node{number}.yaml"
         file.write_text(yaml.safe_dump({"/**": {"ros__parameters": dict(parameters)}}))
-        command = [sys.executable, "-m", "flashrt_ros.node", "--ros-args"]
+        command = [sys.executable, *program, "--ros-args"]
         command += ["-r", f"__node:={name}", "-r", f"__ns:={self.namespace}"]
         command += ["--params-file", str(file), *arguments]
-        environment = os.environ | {
+        variables = os.environ | {
             "ROS_DOMAIN_ID": str(DOMAIN),
             "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
             "RCUTILS_COLORIZED_OUTPUT": "0",
             "PYTHONUNBUFFERED": "1",
+            **environment,
         }
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment
+                command, stdout=output, stderr=subprocess.STDOUT, env=variables
             )
 
     @property
@@ -165,6 +172,8 @@ class Robot:
         self.diagnostics: dict[str, dict[str, str]] = {}
         self.levels: dict[str, tuple[int, str]] = {}
         self.feeding: set[str] = set()
+        self.stamps_ns: dict[str, int] = {}  # of the last message on each topic
+        self.disturbance: Any = None  # where the node was started to be disturbed
         self._clients: dict[str, Any] = {}
         self._publishers: dict[str, Any] = {}
         subscribe = self.node.create_subscription
@@ -233,16 +242,22 @@ class Robot:
         """Publish with ``stamp_ns`` (default now) on a topic of the namespace."""
         self.connect({topic: type(message)}, qos)
         publisher = self._publishers[topic]
-        message.header.stamp = stamps.time_message(self.now_ns() if stamp_ns is None else stamp_ns)
+        stamp_ns = self.now_ns() if stamp_ns is None else stamp_ns
+        message.header.stamp = stamps.time_message(stamp_ns)
         publisher.publish(message)
+        self.stamps_ns[topic] = stamp_ns
         return message
 
     def connect(self, kinds: Mapping[str, Any], qos: Any = None) -> None:
-        """Create the publishers that there are not yet, and wait until they are heard."""
+        """Create the publishers that there are not yet, and wait until they are heard.
+
+        Compressed images go to the topic of their transport.
+        """
         new = {topic: kind for topic, kind in kinds.items() if topic not in self._publishers}
         for topic, kind in new.items():
+            transport = COMPRESSED if kind is CompressedImage else RAW
             self._publishers[topic] = self.node.create_publisher(
-                kind, topic, qos or qos_profile_sensor_data
+                kind, transport_topic(topic, transport), qos or qos_profile_sensor_data
             )
         for topic in new:
             publisher = self._publishers[topic]
@@ -272,6 +287,15 @@ class Robot:
         if topic == "wrist":
             return jpeg()
         return image()
+
+    @contextlib.contextmanager
+    def publishing(
+        self, topic: str, make: Callable[[], Any], every_s: float = 0.02
+    ) -> Iterator[None]:
+        """Publish what ``make`` returns at a steady pace meanwhile."""
+        timer = self.node.create_timer(every_s, lambda: self.publish(topic, make()))
+        yield
+        self.node.destroy_timer(timer)
 
     def _feed(self) -> None:
         for topic in tuple(self.feeding):
@@ -311,8 +335,9 @@ class Robot:
         for status in message.status:
             if status.hardware_id == self.target.name:
                 values = {item.key: item.value for item in status.values}
-                self.diagnostics[status.name] = values
+                # The level first: who waits for the values looks at it next.
                 self.levels[status.name] = (ord(status.level), status.message)
+                self.diagnostics[status.name] = values
 
     def _spin(self) -> None:
         try:

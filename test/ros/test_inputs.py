@@ -15,8 +15,9 @@ pytest.importorskip("builtin_interfaces")
 from flashrt_core.images import Frame
 from flashrt_ros.errors import StaleInputError
 from flashrt_ros.ingest import Ingest
-from flashrt_ros.inputs import CameraInput, JointsInput, Refusal
+from flashrt_ros.inputs import Refusal
 from flashrt_ros.parameters import CameraConfig, build_config
+from flashrt_ros.sensors import CameraInput, JointsInput
 
 pytestmark = pytest.mark.ros
 MS = 1_000_000
@@ -39,7 +40,7 @@ def joints(stamp_ns: int, names: list[str], positions: list[float]) -> Any:
 
 
 def camera(**changes: Any) -> CameraInput:
-    fields = {"encoding": "", "compressed": False, "rotation_deg": 0, "max_age_s": 0.1}
+    fields = {"encoding": "", "transport": "raw", "rotation_deg": 0, "max_age_s": 0.1}
     return CameraInput(CameraConfig("eye", "image", "slot", **(fields | changes)))
 
 
@@ -156,7 +157,7 @@ def test_an_input_without_a_sample_says_what_it_refused() -> None:
 
 
 def test_raw_images_can_be_handed_on_as_they_came() -> None:
-    item = CameraInput(CameraConfig("eye", "image", "slot", "", False, 90, 0.1), raw=True)
+    item = CameraInput(CameraConfig("eye", "image", "slot", "", "raw", 90, 0.1), raw=True)
     assert item.offer(image(T0, 7), T0) is None
     sample = item.select(T0)
     assert sample is not None
@@ -291,12 +292,12 @@ def test_no_joints_configured_gives_no_state() -> None:
 
 def test_an_image_that_does_not_decode_falls_back_to_the_one_before() -> None:
     cv2 = pytest.importorskip("cv2")
-    ingest, refusals = make_ingest(**{"camera.left.compressed": True})
+    ingest, refusals = make_ingest(**{"camera.left.transport": "compressed"})
     good = cv2.imencode(".png", np.full((4, 4, 3), 9, np.uint8))[1].tobytes()
     broken = good[:40] + bytes(len(good) - 52) + good[-12:]
     for k, data in enumerate((good, broken)):
         message = SimpleNamespace(header=header(T0 + k * MS), format="png", data=data)
-        assert ingest.offer(ingest.inputs["left"], message, T0 + k * MS)
+        assert ingest.offer(ingest.inputs["left"], message, T0 + k * MS) == (data is good)
     fill(ingest, {"right": T0, "joints": T0})
     gathered = ingest.gather(T0 + 2 * MS)
     assert gathered.observation.images["left"][0, 0].tolist() == [9, 9, 9]

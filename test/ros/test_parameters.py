@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flashrt_core.errors import OptionError
+from flashrt_ros.loading import check_action_kind, load_options
 from flashrt_ros.parameters import (
     TABLE,
     build_config,
@@ -15,7 +16,6 @@ from flashrt_ros.parameters import (
     expand,
     render_markdown,
 )
-from flashrt_ros.runtime import check_action_kind, load_options
 from flashrt_ros.unknown_parameters import unknown_parameters
 
 MINIMAL: dict[str, Any] = {
@@ -74,12 +74,12 @@ def test_whole_numbers_pass_for_floats_and_unset_arrays_are_empty() -> None:
         ({"camera.front.topic": ""}, "'camera.front.topic': expected a topic"),
         ({"camera.front.rotation_deg": 45}, r"rotation_deg': expected 0 \| 90 \| 180 \| 270"),
         (
-            {"camera.front.compressed": "yes"},
-            r"expected bool, got 'yes' \(string\); write it like false",
+            {"camera.front.transport": "theora"},
+            r"transport': expected raw \| compressed, got 'theora' \(string\)",
         ),
         ({"camera.front.encoding": "rgb9"}, "encoding': expected '' or one of rgb8, .*'rgb9'"),
         (
-            {"camera.front.encoding": "rgb8", "camera.front.compressed": True},
+            {"camera.front.encoding": "rgb8", "camera.front.transport": "compressed"},
             "encoding': expected '' or one of jpeg, png, got 'rgb8'",
         ),
         ({"action.kind": "torque"}, r"'action.kind': expected absolute \| delta \| velocity"),
@@ -137,6 +137,8 @@ def test_unknown_names_come_with_the_nearest_known_one() -> None:
         "zzz": "",
         "use_sim_times": "",
     }
+    former = unknown_parameters(["camera.front.compressed"], ("front",))["camera.front.compressed"]
+    assert "camera.<key>.transport" in former
 
 
 def test_qos_overrides_of_topics_that_are_no_input_are_unknown() -> None:

@@ -14,8 +14,8 @@ from flashrt_core.calibration.run import calibrate
 from flashrt_core.errors import FlashRTError
 from flashrt_core.load import load
 from flashrt_core.observations import made_up_observations
+from flashrt_ros.loading import load_options
 from flashrt_ros.parameters import build_config
-from flashrt_ros.runtime import load_options
 from flashrt_ros.wording import in_node_terms
 
 pytestmark = pytest.mark.ros
@@ -47,6 +47,26 @@ def test_a_node_loads_a_quantised_plan(tmp_path: Path) -> None:
     assert session.fingerprint.parts["calibration"] != "none"
     (_, observation), *_ = made_up_observations(("base_0_rgb",), 2, 1)
     assert session.decide(observation).actions.shape == (2, 2)
+
+
+def test_scales_serve_a_plan_that_may_do_without_a_camera(tmp_path: Path) -> None:
+    two = VALUES | {
+        "cameras": ["front", "side"],
+        "camera.side.topic": "side",
+        "camera.side.slot": "left_wrist_0_rgb",
+    }
+    views = ("base_0_rgb", "left_wrist_0_rgb")
+    path = tmp_path / "scales.json"
+    options = replace(load_options(build_config(two)), prompt="")
+    calibrate(
+        options, lambda p: made_up_observations(p.views, p.state_dim, 1), origin="made up"
+    ).write(path)
+    values = two | {"calibration": str(path), "camera.side.on_missing": "hold"}
+    session = load(load_options(build_config(values)))
+    (_, seen), *_ = made_up_observations(views, 2, 1)
+    whole = session.decide(seen).actions
+    alone = session.decide(replace(seen, images={views[0]: seen.images[views[0]]})).actions
+    assert whole.shape == alone.shape == (2, 2) and not (whole == alone).all()
 
 
 def refusal(**changes: Any) -> str:

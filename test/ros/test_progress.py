@@ -27,6 +27,12 @@ class Log:
         self.told.append(status.removeprefix("none is made: "))
 
 
+def config(replan_rows: int = 0) -> Any:
+    """Rows are a second apart."""
+    execution = SimpleNamespace(replan_rows=replan_rows)
+    return SimpleNamespace(rate_hz=1.0 / PERIOD_S, execution=execution, action_dt_s=1.0)
+
+
 def silent(seconds: float, **changes: Any) -> Runtime:
     """A runtime whose last timed decision ended that long ago, with nothing else the matter."""
     state: dict[str, Any] = {
@@ -35,7 +41,7 @@ def silent(seconds: float, **changes: Any) -> Runtime:
         "_clock_ns": NOW_NS - 1,
         "_answered_s": time.monotonic() - seconds,
         "_answered_ns": NOW_NS - int(seconds * 1e9),
-        "config": SimpleNamespace(rate_hz=1.0 / PERIOD_S),
+        "config": config(),
         "deciding": False,
         "worker": SimpleNamespace(waiting=0),
         "node": SimpleNamespace(get_clock=lambda: SimpleNamespace(ros_time_is_active=False)),
@@ -91,6 +97,8 @@ def test_the_cause_is_named(changes: dict[str, Any], cause: str) -> None:
         # Simulated time that passes slowly: none is due yet.
         (LONG_S, {"node": SIMULATED, "_answered_ns": NOW_NS - int(0.5e9 * PERIOD_S)}),
         (LONG_S, {"_timer": None}),  # on request only
+        # The schedule begins the next decision when so many rows are executed.
+        (LONG_S, {"config": config(replan_rows=round(LONG_S))}),
     ],
 )
 def test_what_is_no_stall_is_not_reported(seconds: float, changes: dict[str, Any]) -> None:

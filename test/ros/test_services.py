@@ -333,7 +333,7 @@ def test_compressed_images_of_any_size_beside_raw_ones(
     results = set()
     for camera_bytes in (0, 3 * 60 * 60):
         target = start(
-            camera__front__compressed=True,
+            camera__front__transport="compressed",
             camera__front__max_age_s=600.0,
             joints__max_age_s=600.0,
             camera_bytes=camera_bytes,

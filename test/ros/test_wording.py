@@ -11,8 +11,8 @@ pytest.importorskip("rclpy")
 
 from flashrt_core.errors import FlashRTError, OptionError
 from flashrt_core.load import load
+from flashrt_ros.loading import load_options
 from flashrt_ros.parameters import build_config
-from flashrt_ros.runtime import load_options
 from flashrt_ros.wording import in_node_terms, one_line
 
 pytestmark = pytest.mark.ros

@@ -1,0 +1,87 @@
+"""What a node's configuration says about the plan to load, and how far the loading is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flashrt_core.errors import OptionError
+from flashrt_core.load import LoadOptions
+from flashrt_core.policies import find_policy
+from flashrt_ros.parameters import HOLD, NodeConfig
+
+
+class LoadLog:
+    """Says every few seconds how far a checkpoint file is read. Silent for a quick one."""
+
+    def __init__(self, say: Callable[[str], object], every_s: float = 2.0) -> None:
+        self._say = say
+        self._every_s = every_s
+        self._last = time.monotonic()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Progress of one step, in bytes."""
+        now = time.monotonic()
+        if now - self._last >= self._every_s:
+            self._last = now
+            self._say(f"checkpoint: {step} {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+
+
+def check_action_kind(config: NodeConfig, relative: tuple[int, ...]) -> None:
+    """OptionError when actions that the state is added to would be published as changes of it."""
+    if config.action_kind == "delta" and relative:
+        raise OptionError(
+            "parameter 'action.kind'",
+            expected=f"absolute: the observed state is added to {_names(config, relative)}",
+            got="delta",
+            remedy="set it to absolute, or action.relative to [none] to publish the changes",
+        )
+
+
+def _names(config: NodeConfig, indices: tuple[int, ...]) -> str:
+    return ", ".join(config.action_names[index] for index in indices)
+
+
+def absent_views(config: NodeConfig) -> int:
+    """How many cameras a decision may do without; OptionError where the policy needs them all."""
+    held = [camera for camera in config.cameras if camera.on_missing == HOLD]
+    if held and not find_policy(config.policy).masks_views:
+        raise OptionError(
+            f"parameter 'camera.{held[0].key}.on_missing'",
+            expected=f"wait or stop: policy '{config.policy}' needs every camera",
+            got=HOLD,
+        )
+    return min(len(held), len(config.cameras) - 1)
+
+
+def load_options(config: NodeConfig) -> LoadOptions:
+    """What to load for a node configuration. Zero and "" mean "the policy's own"."""
+    return LoadOptions(
+        policy=config.policy,
+        preset=config.preset,
+        checkpoint=config.checkpoint,
+        device=config.device,
+        precision=config.precision,
+        calibration=config.calibration or None,
+        views=tuple(camera.slot for camera in config.cameras),
+        absent_views=absent_views(config),
+        state_dim=len(config.joints_names),
+        action_dim=len(config.action_names),
+        norm_stats=Path(config.norm_stats) if config.norm_stats else None,
+        tokenizer=Path(config.tokenizer) if config.tokenizer else None,
+        delta_actions=tuple(name in config.action_relative for name in config.action_names)
+        if config.action_relative
+        else None,
+        numerics=config.numerics,
+        extra={} if config.state_in_prompt else {"state_in_prompt": False},
+        horizon=config.horizon or None,
+        steps=config.steps or None,
+        prompt_buckets=config.prompt_buckets or None,
+        seed=config.seed,
+        prompt=config.prompt,
+        max_sessions=config.max_sessions,
+        capsule_slots=config.capsule_slots,
+        threads=config.threads,
+        camera_bytes=config.camera_bytes,
+    )

@@ -1,0 +1,94 @@
+"""Parameters of the execution: what goes together, and the examples in the parameter files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flashrt_core.errors import OptionError
+from flashrt_ros.parameters import TABLE, build_config
+
+CONFIG = Path(__file__).parents[2] / "config"
+MINIMAL: dict[str, Any] = {
+    "cameras": ["front"],
+    "camera.front.topic": "image",
+    "joints.names": ["a", "b"],
+}
+OPTIONS = [
+    ({"output.trajectory.topic": "t", "action.kind": "delta"}, "as action.kind is delta"),
+    ({"output.commands.topic": "t", "action.kind": "delta"}, "as action.kind is delta"),
+    ({"output.trajectory.topic": "t", "action.kind": "velocity"}, "action.kind is velocity"),
+    ({"output.commands.topic": "t", "safe.action": "stop_trajectory"}, "without trajectories"),
+    (
+        {
+            "output.trajectory.topic": "t",
+            "safe.action": "stop_trajectory",
+            "action.names": ["a", "hand"],
+        },
+        "as no position of hand comes in",
+    ),
+    ({"output.trajectory.topic": "t", "output.commands.topic": "t"}, "another topic"),
+    (
+        {"output.commands.topic": "t", "safe.controller_state.topic": "s"},
+        "'safe.controller_timeout_s': expected more than 0",
+    ),
+    ({"limits.lower": [0.0, 0.0]}, "'limits.lower': expected none, or an output"),
+    ({"execution.replan_rows": 3}, "'execution.replan_rows': expected none, or an output"),
+    (
+        {"output.commands.topic": "t", "limits.lower": [0.0]},
+        "expected 2 values, one of each action",
+    ),
+    (
+        {"output.commands.topic": "t", "limits.lower": [0, 1], "limits.upper": [1, 1]},
+        "'limits.upper': expected more than 1 of limits.lower for 'b', got 1",
+    ),
+    ({"output.commands.topic": "t", "limits.max_step": [0.0, 1.0]}, "'limits.max_step': expected"),
+    ({"output.commands.topic": "t", "safe.causes": ["boredom"]}, "'safe.causes': expected"),
+    (
+        {"output.commands.topic": "t", "execution.replan_rows": 3, "rate_hz": 0.0},
+        "expected 0, as rate_hz is 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), OPTIONS)
+def test_options_that_do_not_go_together_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as error:
+        build_config(MINIMAL | change)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_asked_for_by_default() -> None:
+    assert not build_config(MINIMAL).execution.enabled
+    assert {p.name for p in TABLE} >= {"output.rate_hz", "limits.max_step", "safe.action"}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+@pytest.mark.parametrize("name", ["pi05_tiny.yaml", "pi05_thor.yaml"])
+def test_the_commented_example_works_when_it_is_taken_in(name: str) -> None:
+    text = (CONFIG / name).read_text()
+    as_it_is, mark, example = text.partition("    # Let the node execute its chunks")
+    assert mark
+    example = re.sub("(?m)^    # ", "    ", example.partition("\n")[2])
+
+    def config(document: str) -> Any:
+        values = dict(flat(yaml.safe_load(document)["/**"]["ros__parameters"]))
+        assert set(values) >= {"prompt"}
+        return build_config(values).execution
+
+    assert not config(as_it_is).enabled
+    taken = config(as_it_is + example)
+    assert taken.trajectory_topic and taken.safe_action == "stop_trajectory"
+    assert len(taken.max_step) == len(taken.lower) == len(taken.names)
