@@ -22,11 +22,12 @@ TOOLS = {
     "compare_precision": ["--narrow", "--place", "cpu"],
     "compare_scales": [],
     "compare_true_size": ["--narrow", "--place", "cpu"],
+    "interface_docs": ["--check"],
     "record_goldens": ["lerobot"],
     "soak": [],
     "train_tiny_tokenizer": [],
 }
-WRITERS = sorted(set(TOOLS) - {"bench_docs", "train_tiny_tokenizer"})
+WRITERS = sorted(set(TOOLS) - {"bench_docs", "interface_docs", "train_tiny_tokenizer"})
 
 
 def call(tool: str, *arguments: str) -> tuple[int, str]:
