@@ -101,7 +101,8 @@ class Engine:
                 [on_host[spec.name] for spec in hosted],
             )
             _pack(plan, device, buffers[0])
-            self.sets = [WorkingSet(device, contract, each, plan.body) for each in buffers]
+            every = [*(memory[spec.name] for spec in (*parking, *slots)), *on_host.values()]
+            self.sets = [WorkingSet(device, contract, each, plan.body, every) for each in buffers]
             self._warm_up()
         except BaseException:
             device.close()

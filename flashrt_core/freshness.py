@@ -17,7 +17,10 @@ from .errors import StaleStateError
 
 @dataclass(frozen=True)
 class Lineage:
-    """What the retained values were made from: stage -> input -> epoch. Travels in a capsule."""
+    """What the retained values were made from: stage -> input -> epoch. Travels in a capsule.
+
+    Nobody changes it, so that everybody may keep it.
+    """
 
     made: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -52,7 +55,8 @@ class Ledger:
         self._clock = 0
         self._epoch: dict[str, int | None] = {spec.name: None for spec in contract.inputs}
         self._announced: set[str] = set()
-        self._made: dict[str, dict[str, int]] = {}
+        self._made: dict[str, Mapping[str, int]] = {}
+        self._lineage: Lineage | None = None  # of what is made, once somebody asked
 
     def written(self, names: Iterable[str]) -> None:
         """The windows of ``names`` hold new values."""
@@ -86,10 +90,12 @@ class Ledger:
             if epoch is not None:
                 lineage[spec.name] = epoch
         self._made[stage.name] = lineage
+        self._lineage = None
 
     def forget(self) -> None:
         """Nothing retained can be trusted: a replay failed, or the shape changed."""
         self._made.clear()
+        self._lineage = None
 
     def announced(self, names: Iterable[str]) -> bool:
         """Whether a new value of any of ``names`` is known but not yet in its window."""
@@ -100,8 +106,10 @@ class Ledger:
         return stage in self._made
 
     def lineage(self) -> Lineage:
-        """A copy of what the retained values were made from."""
-        return Lineage({stage: dict(epochs) for stage, epochs in self._made.items()})
+        """What the retained values were made from; the same object as long as it is true."""
+        if self._lineage is None:
+            self._lineage = Lineage(dict(self._made))
+        return self._lineage
 
     def page(self) -> Page:
         """A copy of everything."""
@@ -112,17 +120,16 @@ class Ledger:
         self._clock = page.clock
         self._epoch = dict(page.epochs)
         self._announced = set(page.announced)
-        self._made = {stage: dict(epochs) for stage, epochs in page.lineage.made.items()}
+        self._made, self._lineage = dict(page.lineage.made), page.lineage
 
     def restore(self, lineage: Lineage) -> None:
         """The retained values are now those of ``lineage``; every window is absent."""
-        self._made = {stage: dict(epochs) for stage, epochs in lineage.made.items()}
+        self._made, self._lineage = dict(lineage.made), lineage
         self._announced.clear()
-        for name in self._epoch:
-            self._epoch[name] = None
+        self._epoch = dict.fromkeys(self._epoch)
         # A later write must never reuse an epoch that the lineage already names.
-        seen = [epoch for epochs in self._made.values() for epoch in epochs.values()]
-        self._clock = max([self._clock, *seen])
+        for epochs in self._made.values():
+            self._clock = max(self._clock, 0, *epochs.values())
 
     def check(
         self, stage: StageSpec, *, allow_stale: bool = False, ran: Iterable[str] = ()

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from .c_interface.export import Export
-from .capsule.state import CapsuleInfo, HostState, RegionCopier, frozen, with_lineage
+from .capsule.state import CapsuleInfo, HostState, RegionCopier, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
@@ -248,7 +248,10 @@ class Session:
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
-        return with_lineage(self._host, self.ledger.lineage())
+        lineage = self.ledger.lineage()
+        if self._host.lineage is not lineage:
+            self._host = replace(self._host, lineage=lineage)
+        return self._host
 
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
@@ -336,7 +339,8 @@ class Session:
                 remedy="check the weights and the precision plan",
             )
         host = self._host
-        self._host = replace(host, decisions=host.decisions + 1)
+        # With its lineage: a snapshot that follows has nothing left to put together.
+        self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())
         return Decision(
             index=host.decisions,
             actions=self.processor.decode(raw, host.robot_state),

@@ -27,6 +27,8 @@ def check_text(
         controls: control characters that are allowed.
         example: what ``text`` should be, for the message.
     """
+    if isinstance(text, str) and text.isascii() and text.isprintable() and text.strip():
+        return  # the common case, without a look at each character
     if not isinstance(text, str):
         raise error(what, expected="text", got=f"{text!r} ({type(text).__name__})")
     if not is_visible(text):

@@ -6,7 +6,7 @@ each other. Static buffers are the same in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ class WorkingSet:
         contract: of the plan.
         buffers: all that the contract names.
         body: makes the body of a stage, by name and shape.
+        slots: all that its state may be copied to and from.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class WorkingSet:
         contract: Contract,
         buffers: dict[str, Tensor],
         body: Callable[[str, ShapeKey], StageBody],
+        slots: Iterable[Tensor],
     ) -> None:
         self.buffers = buffers
-        self.copier = RegionCopier(device, contract, buffers)
+        self.copier = RegionCopier(device, contract, buffers, slots)
         self.resident: Session | None = None
         self.programs = _capture(device, contract, buffers, body)
 

@@ -62,7 +62,7 @@ flashrt_status Engine::snapshot(uint32_t index, const char *name) {
   Use use(*this);
   FLASHRT_TRY(use.status());
   shelf.slot.full = 0;  // in case the copy fails halfway
-  FLASHRT_TRY(copy_regions(index, seat.held.shape, slot(shelf), true, nullptr));
+  FLASHRT_TRY(move(index, seat.held.shape, shelved(found), true));
   shelf.held = seat.held;
   copy_staged(shelf.staged_block, seat.staged_block);
   flashrt_slot &told = shelf.slot;
@@ -93,7 +93,7 @@ flashrt_status Engine::restore(uint32_t index, const char *name) {
   Use use(*this);
   FLASHRT_TRY(use.status());
   ledger(index).forget();  // in case the copy fails halfway
-  FLASHRT_TRY(copy_regions(index, shelf.slot.shape, slot(shelf), false, nullptr));
+  FLASHRT_TRY(move(index, shelf.slot.shape, shelved(found), false));
   seat.held = shelf.held;
   copy_staged(seat.staged_block, shelf.staged_block);
   ledger(index).restored();
@@ -157,11 +157,12 @@ flashrt_status Engine::fork(Engine &from, uint32_t index, const char *capsule, E
     if (shelf == nullptr) FLASHRT_TRY(from.admit(index));
     Use use(from);
     FLASHRT_TRY(use.status());
-    if (held.made != 0 && shelf == nullptr) {
-      FLASHRT_TRY(from.copy_regions(index, held.shape, parking(seat), true, nullptr));
-    } else if (held.made != 0) {
-      const uint64_t bytes = from.slot_bytes(held.shape);
-      FLASHRT_TRY(from.device_->copy(Rows{seat.parking, shelf->address, bytes, bytes, bytes, 1, slot(*shelf).host}));
+    if (held.made != 0) {
+      // Another engine's slot is no place of this one: what lives there goes through the parking slot of
+      // its session, which is free, since the session is resident.
+      if (shelf == nullptr) FLASHRT_TRY(from.move(index, held.shape, same ? chosen : index, true));
+      const uint64_t source = shelf != nullptr ? shelf->address : parent.parking;
+      if (shelf != nullptr || !same) FLASHRT_TRY(from.device_->copy(seat.parking, source, from.slot_bytes(held.shape)));
     }
     if (!same) FLASHRT_TRY(from.device_->wait());
   }

@@ -36,9 +36,17 @@ class CpuDevice final : public Device {
     return FLASHRT_OK;
   }
 
-  flashrt_status copy(const Rows &rows) override {
-    for (uint64_t row = 0; row < rows.rows; ++row) {
-      std::memcpy(memory(rows.to + row * rows.to_pitch), memory(rows.from + row * rows.from_pitch), rows.width);
+  flashrt_status copy(uint64_t to, uint64_t from, size_t bytes) override {
+    std::memcpy(memory(to), memory(from), bytes);
+    return FLASHRT_OK;
+  }
+
+  flashrt_status transfer(const flashrt_transfer &planned) override {
+    for (uint32_t index = 0; index < planned.pieces; ++index) {
+      const flashrt_piece &piece = planned.piece[index];
+      for (uint64_t row = 0; row < piece.rows; ++row) {
+        std::memcpy(memory(piece.to + row * piece.to_pitch), memory(piece.from + row * piece.from_pitch), piece.width);
+      }
     }
     return FLASHRT_OK;
   }

@@ -10,27 +10,6 @@
 namespace flashrt {
 namespace {
 
-// CUDA_MEMCPY2D of the driver (v2).
-struct Copy2d {
-  size_t from_x = 0, from_y = 0;
-  int from_kind = 0;
-  const void *from_host = nullptr;
-  uint64_t from = 0;
-  void *from_array = nullptr;
-  size_t from_pitch = 0;
-  size_t to_x = 0, to_y = 0;
-  int to_kind = 0;
-  void *to_host = nullptr;
-  uint64_t to = 0;
-  void *to_array = nullptr;
-  size_t to_pitch = 0;
-  size_t width = 0, height = 0;
-};
-static_assert(sizeof(Copy2d) == 128, "the driver's layout");
-
-constexpr int kDevice = 2;   // CU_MEMORYTYPE_DEVICE
-constexpr int kUnified = 4;  // CU_MEMORYTYPE_UNIFIED: addresses of pinned host memory are the GPU's too
-
 struct Api {
   int (*cuCtxGetCurrent)(void **);
   int (*cuCtxPushCurrent_v2)(void *);
@@ -39,7 +18,7 @@ struct Api {
   int (*cuMemFreeHost)(void *);
   int (*cuMemcpyHtoDAsync_v2)(uint64_t, const void *, size_t, void *);
   int (*cuMemcpyDtoHAsync_v2)(void *, uint64_t, size_t, void *);
-  int (*cuMemcpy2DAsync_v2)(const Copy2d *, void *);
+  int (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
   int (*cuGraphLaunch)(void *, void *);
   int (*cuStreamSynchronize)(void *);
   int (*cuEventElapsedTime)(float *, void *, void *);
@@ -68,7 +47,7 @@ flashrt_status load(const char *file, Api &api) {
   FLASHRT_FIND(cuMemFreeHost);
   FLASHRT_FIND(cuMemcpyHtoDAsync_v2);
   FLASHRT_FIND(cuMemcpyDtoHAsync_v2);
-  FLASHRT_FIND(cuMemcpy2DAsync_v2);
+  FLASHRT_FIND(cuMemcpyAsync);
   FLASHRT_FIND(cuGraphLaunch);
   FLASHRT_FIND(cuStreamSynchronize);
   FLASHRT_FIND(cuEventElapsedTime);
@@ -114,21 +93,14 @@ class CudaDevice final : public Device {
     return called("cuMemcpyDtoHAsync", api_.cuMemcpyDtoHAsync_v2(to, from, bytes, stream_));
   }
 
-  flashrt_status copy(const Rows &rows) override {
-    Copy2d copy;
-    copy.from_kind = copy.to_kind = rows.host ? kUnified : kDevice;
-    copy.from = rows.from;
-    copy.to = rows.to;
-    copy.from_pitch = rows.from_pitch > rows.width ? rows.from_pitch : rows.width;
-    copy.to_pitch = rows.to_pitch > rows.width ? rows.to_pitch : rows.width;
-    copy.width = rows.width;
-    copy.height = rows.rows;
-    return called("cuMemcpy2DAsync", api_.cuMemcpy2DAsync_v2(&copy, stream_));
+  // Addresses of pinned host memory are the GPU's too.
+  flashrt_status copy(uint64_t to, uint64_t from, size_t bytes) override {
+    return called("cuMemcpyAsync", api_.cuMemcpyAsync(to, from, bytes, stream_));
   }
 
-  flashrt_status launch(uint32_t, const flashrt_program &program) override {
-    return called("cuGraphLaunch", api_.cuGraphLaunch(program.graph.executable, stream_));
-  }
+  flashrt_status transfer(const flashrt_transfer &planned) override { return launch(planned.executable); }
+
+  flashrt_status launch(uint32_t, const flashrt_program &program) override { return launch(program.graph.executable); }
 
   flashrt_status wait() override { return called("cuStreamSynchronize", api_.cuStreamSynchronize(stream_)); }
 
@@ -146,6 +118,10 @@ class CudaDevice final : public Device {
   }
 
  private:
+  flashrt_status launch(void *executable) {
+    return called("cuGraphLaunch", api_.cuGraphLaunch(executable, stream_));
+  }
+
   flashrt_status called(const char *name, int code) {
     if (code == 0) return FLASHRT_OK;
     const char *kind = nullptr, *text = nullptr;

@@ -8,14 +8,6 @@
 
 namespace flashrt {
 
-// `rows` runs of `width` bytes; pitches in bytes.
-struct Rows {
-  uint64_t to, from;
-  uint64_t to_pitch, from_pitch;
-  uint64_t width, rows;
-  bool host;  // one of the two is memory of the host
-};
-
 class Device {
  public:
   virtual ~Device() = default;
@@ -31,7 +23,8 @@ class Device {
   // In the order of the calls; done when wait() returns.
   virtual flashrt_status write(uint64_t to, const uint8_t *from, size_t bytes) = 0;
   virtual flashrt_status read(uint8_t *to, uint64_t from, size_t bytes) = 0;
-  virtual flashrt_status copy(const Rows &rows) = 0;
+  virtual flashrt_status copy(uint64_t to, uint64_t from, size_t bytes) = 0;
+  virtual flashrt_status transfer(const flashrt_transfer &planned) = 0;
   virtual flashrt_status launch(uint32_t index, const flashrt_program &program) = 0;
   virtual flashrt_status wait() = 0;
 

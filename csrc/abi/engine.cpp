@@ -149,14 +149,16 @@ flashrt_status Engine::admit(uint32_t index) {
   if (resident != FLASHRT_NONE) {
     flashrt_seat &outgoing = plan_.seat[resident];
     if (outgoing.held.shape != FLASHRT_NONE && outgoing.held.made != 0) {
-      FLASHRT_TRY(copy_regions(resident, outgoing.held.shape, parking(outgoing), true, &plan_.moved_bytes));
+      FLASHRT_TRY(move(resident, outgoing.held.shape, resident, true));
+      plan_.moved_bytes += slot_bytes(outgoing.held.shape);
       outgoing.parked = 1;
     }
     ++plan_.switches;
   }
   resident = FLASHRT_NONE;  // in case what follows fails: then the buffers hold nobody's state
   if (seat.parked != 0 && seat.held.shape != FLASHRT_NONE) {
-    FLASHRT_TRY(copy_regions(index, seat.held.shape, parking(seat), false, &plan_.moved_bytes));
+    FLASHRT_TRY(move(index, seat.held.shape, index, false));
+    plan_.moved_bytes += slot_bytes(seat.held.shape);
     seat.parked = 0;
   }
   resident = index;
@@ -176,21 +178,10 @@ uint64_t Engine::slot_bytes(uint32_t shape) const {
   return bytes;
 }
 
-flashrt_status Engine::copy_regions(uint32_t seat, uint32_t shape, Slot slot, bool to_slot, uint64_t *moved) {
-  uint64_t place = slot.address;
-  for (uint32_t index = 0; index < plan_.regions; ++index) {
-    const flashrt_region &region = plan_.region[index];
-    if (region.shape != shape) continue;
-    const uint64_t address = buffer(seat, region.buffer).address + region.offset;
-    Rows rows{place, address, region.row_bytes, region.pitch, region.row_bytes, region.rows, slot.host};
-    if (!to_slot) {
-      rows = Rows{address, place, region.pitch, region.row_bytes, region.row_bytes, region.rows, slot.host};
-    }
-    FLASHRT_TRY(device_->copy(rows));
-    place += region.row_bytes * region.rows;
-  }
-  if (moved != nullptr) *moved += place - slot.address;
-  return FLASHRT_OK;
+flashrt_status Engine::move(uint32_t seat, uint32_t shape, uint32_t place, bool to_slot) {
+  const size_t places = plan_.seats + plan_.slots;
+  const size_t row = (plan_.seat[seat].working_set * places + place) * plan_.shapes + shape;
+  return device_->transfer(plan_.transfer[2 * row + (to_slot ? 0 : 1)]);
 }
 
 void Engine::copy_staged(uint8_t *to, const uint8_t *from) const {
@@ -207,7 +198,7 @@ uint32_t flashrt_handover_sizes(uint32_t *sizes, uint32_t room) {
       sizeof(flashrt_graph),  sizeof(flashrt_buffer),      sizeof(flashrt_input),  sizeof(flashrt_output),
       sizeof(flashrt_stage),  sizeof(flashrt_region),      sizeof(flashrt_slot),   sizeof(flashrt_state),
       sizeof(flashrt_report), sizeof(flashrt_held),        sizeof(flashrt_seat),   sizeof(flashrt_shelf),
-      sizeof(flashrt_program), sizeof(flashrt_handover)};
+      sizeof(flashrt_program), sizeof(flashrt_piece),      sizeof(flashrt_transfer), sizeof(flashrt_handover)};
   const uint32_t count = sizeof found / sizeof found[0];
   for (uint32_t index = 0; sizes != nullptr && index < count && index < room; ++index) sizes[index] = found[index];
   return count;

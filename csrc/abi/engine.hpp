@@ -80,13 +80,9 @@ class Engine {
   flashrt_status admit(uint32_t seat);
   flashrt_status send(uint32_t seat);
   flashrt_status replay(uint32_t seat, uint64_t stages, flashrt_report *report);
-  struct Slot {
-    uint64_t address;
-    bool host;
-  };
-  flashrt_status copy_regions(uint32_t seat, uint32_t shape, Slot slot, bool to_slot, uint64_t *moved);
-  static Slot parking(const flashrt_seat &seat) { return {seat.parking, false}; }
-  static Slot slot(const flashrt_shelf &shelf) { return {shelf.address, shelf.slot.place == FLASHRT_PLACE_HOST}; }
+  // Regions of a seat's buffers to a place, or back. Places: parking slots of the seats, then shelves.
+  flashrt_status move(uint32_t seat, uint32_t shape, uint32_t place, bool to_slot);
+  uint32_t shelved(uint32_t shelf) const { return plan_.seats + shelf; }
   flashrt_status finish(uint32_t seat, flashrt_report *report);
   void keep_staged(uint32_t seat, uint32_t transform);
   flashrt_status take_shelf(uint32_t seat, const char *name, uint32_t &out) const;

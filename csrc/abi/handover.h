@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FLASHRT_HANDOVER_VERSION 1u
+#define FLASHRT_HANDOVER_VERSION 2u
 enum { FLASHRT_FOREIGN_PROMPT = 1, FLASHRT_FOREIGN_OBSERVATION = 2 };
 
 /* What a session knows outside the buffers, and a capsule holds beside the bytes of its regions. */
@@ -56,6 +56,19 @@ typedef struct flashrt_program {
   const uint64_t *events; /* CUevent: one before the first stage and one behind each */
 } flashrt_program;
 
+/* `rows` runs of `width` bytes from one address to another; pitches in bytes. */
+typedef struct flashrt_piece {
+  uint64_t to, from, width, rows, to_pitch, from_pitch;
+} flashrt_piece;
+
+/* What Python planned at configure: the regions of a shape on their way to a slot, or back. */
+typedef struct flashrt_transfer {
+  void *executable; /* CUgraphExec of all pieces; null on the CPU */
+  const flashrt_piece *piece;
+  uint32_t pieces;
+  uint32_t reserved;
+} flashrt_transfer;
+
 /* Runs program `index` of the table; 0, or an error whose text (at most `room` bytes) goes to `error`. */
 typedef int32_t (*flashrt_replay_fn)(uint32_t index, float *stage_ms, char *error, uint64_t room);
 
@@ -73,6 +86,7 @@ typedef struct flashrt_handover {
   const flashrt_stage *stage;
   const flashrt_region *region;
   const flashrt_program *program; /* [sets][programs] */
+  const flashrt_transfer *transfer; /* [sets][seats, then slots][shapes][to the slot, from it] */
   flashrt_shelf *shelf;
   flashrt_seat *seat;
   uint32_t *resident; /* [sets]: seat whose state the buffers hold, or FLASHRT_NONE */

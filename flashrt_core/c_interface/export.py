@@ -164,6 +164,13 @@ class Lent:
                 )
                 self._programs.append(program)
         regions = tables.region_records(contract)
+        transfers = [
+            tables.transfer_record(engine.device.native(planned).executable, planned)
+            for working in engine.sets
+            for place in (*self._parking, *(memory for _, memory, _ in self._slots))
+            for shape in contract.shapes
+            for planned in working.copier.planned(shape, place)
+        ]
         return records.Handover(
             version=records.HANDOVER_VERSION,
             device=records.DEVICES[native.kind],
@@ -187,6 +194,7 @@ class Lent:
             stage=tables.array(records.Stage, tables.stage_records(contract)),
             region=tables.array(records.Region, regions),
             program=tables.array(records.ProgramRecord, programs),
+            transfer=tables.array(records.TransferRecord, transfers),
             shelf=self._shelves,
             seat=self._seats,
             resident=self._residents,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..specs import DType, Rate, Role, Update
 
 ABI_VERSION = 1
-HANDOVER_VERSION = 1
+HANDOVER_VERSION = 2
 NONE = 0xFFFFFFFF
 MAX_RANK, MAX_STAGES, MAX_INPUTS, NAME_BYTES = 8, 16, 32, 256
 DEVICES = {"cpu": 1, "cuda": 2}
@@ -188,6 +188,24 @@ class ProgramRecord(ctypes.Structure):
     _fields_: ClassVar[Fields] = [("graph", Graph), ("events", POINTER(u64))]
 
 
+class PieceRecord(ctypes.Structure):
+    """``flashrt_piece``."""
+
+    _fields_: ClassVar[Fields] = [
+        ("to", u64), ("from_", u64), ("width", u64), ("rows", u64), ("to_pitch", u64),
+        ("from_pitch", u64),
+    ]  # fmt: skip
+
+
+class TransferRecord(ctypes.Structure):
+    """``flashrt_transfer``."""
+
+    _fields_: ClassVar[Fields] = [
+        ("executable", address), ("piece", POINTER(PieceRecord)), ("pieces", u32),
+        ("reserved", u32),
+    ]  # fmt: skip
+
+
 #: ``flashrt_replay_fn``: program, milliseconds by stage, place of the error's text, its bytes.
 ReplayFn = ctypes.CFUNCTYPE(c_int32, u32, POINTER(c_float), POINTER(c_char), u64)
 
@@ -202,6 +220,7 @@ class Handover(ctypes.Structure):
         ("identity", c_char_p), ("shape", POINTER(Shape)), ("buffer", POINTER(Buffer)),
         ("input", POINTER(Input)), ("output", POINTER(Output)), ("stage", POINTER(Stage)),
         ("region", POINTER(Region)), ("program", POINTER(ProgramRecord)),
+        ("transfer", POINTER(TransferRecord)),
         ("shelf", POINTER(Shelf)), ("seat", POINTER(Seat)), ("resident", POINTER(u32)),
         ("slot_bytes", u64), ("switches", u64), ("moved_bytes", u64), ("driver", c_char_p),
         ("context", address), ("stream", address), ("replay", ReplayFn),
@@ -211,5 +230,6 @@ class Handover(ctypes.Structure):
 #: In the order in which the library tells the sizes of its own.
 ALL = (
     Info, FingerprintRecord, Stream, Shape, Graph, Buffer, Input, Output, Stage, Region, Slot,
-    State, Report, Held, Seat, Shelf, ProgramRecord, Handover,
+    State, Report, Held, Seat, Shelf, ProgramRecord, PieceRecord, TransferRecord,
+    Handover,
 )  # fmt: skip

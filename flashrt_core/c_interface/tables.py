@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..contract import Contract, InputSpec, OutputSpec, Update
+from ..devices.transfer import Transfer, pieces
 from ..errors import ContractError
 from ..fingerprint import Fingerprint
 from . import records
@@ -120,6 +121,16 @@ def region_records(contract: Contract) -> list[records.Region]:
         for key in contract.shapes
         for region in contract.regions[key]
     ]
+
+
+def transfer_record(executable: int, planned: Transfer) -> records.TransferRecord:
+    """Planned copies, and the graph that they are on a GPU."""
+    found = pieces(planned.rows)
+    return records.TransferRecord(
+        executable=executable or None,
+        piece=array(records.PieceRecord, [records.PieceRecord(*piece) for piece in found]),
+        pieces=len(found),
+    )
 
 
 def program_mask(contract: Contract, names: Iterable[str]) -> int:

@@ -8,7 +8,7 @@ section 3.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..contract import BufferSpec, Contract, DType, RegionSpec, Role, ShapeKey
 from ..devices import Device
+from ..devices.transfer import Rows, Transfer
 from ..fingerprint import Fingerprint
 from ..freshness import Lineage
 
@@ -108,6 +109,10 @@ class SlotCopier:
     def __init__(self, device: Device, contract: Contract) -> None:
         self.contract = contract
         self._device = device
+        self._nbytes = {
+            shape: sum(region.nbytes for region in regions)
+            for shape, regions in contract.regions.items()
+        }
 
     def regions(self, shape: ShapeKey) -> tuple[RegionSpec, ...]:
         """The regions a capsule of ``shape`` holds, in slot order."""
@@ -122,64 +127,73 @@ class SlotCopier:
 
     def nbytes(self, shape: ShapeKey) -> int:
         """Bytes a capsule of ``shape`` fills."""
-        return sum(region.nbytes for region in self.regions(shape))
+        return self._nbytes[shape]
 
     def copy_slot(self, shape: ShapeKey, source: Tensor, target: Tensor) -> None:
         """Slot -> slot."""
-        size = self.nbytes(shape)
-        self._device.copy_rows(
-            target,
-            source,
-            row_bytes=size,
-            rows=1,
-            target_offset=0,
-            target_pitch=0,
-            source_offset=0,
-            source_pitch=0,
-        )
+        self._device.copy(target, source, self._nbytes[shape])
 
 
 class RegionCopier(SlotCopier):
-    """Moves the regions of one shape between working buffers and a slot."""
+    """Moves the regions of one shape between working buffers and a slot.
 
-    def __init__(self, device: Device, contract: Contract, buffers: Mapping[str, Tensor]) -> None:
+    Where everything lies is known at configure, so every copy is planned then: one for each shape,
+    slot and direction. A shape's regions are its bucket's rows, which do not depend on the prompt.
+
+    Args:
+        device: plans the copies.
+        contract: of the plan.
+        buffers: the working buffers.
+        slots: all that there will ever be.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        contract: Contract,
+        buffers: Mapping[str, Tensor],
+        slots: Iterable[Tensor],
+    ) -> None:
         super().__init__(device, contract)
-        self._buffers = buffers
+        self._save: dict[int, dict[ShapeKey, Transfer]] = {}  # by the address of the slot
+        self._load: dict[int, dict[ShapeKey, Transfer]] = {}
+        for slot in slots:
+            save, load = (
+                {
+                    shape: device.plan(_copies(contract.regions[shape], buffers, slot, to_slot))
+                    for shape in contract.shapes
+                }
+                for to_slot in (True, False)
+            )
+            self._save[slot.data_ptr()], self._load[slot.data_ptr()] = save, load
 
     def save(self, shape: ShapeKey, slot: Tensor) -> None:
         """Buffers -> slot."""
-        for region, start in self._layout(shape):
-            self._device.copy_rows(
-                slot,
-                self._buffers[region.buffer],
-                row_bytes=region.row_bytes,
-                rows=region.rows,
-                target_offset=start,
-                target_pitch=region.row_bytes,
-                source_offset=region.offset,
-                source_pitch=region.pitch,
-            )
+        self._device.transfer(self._save[slot.data_ptr()][shape])
 
     def load(self, shape: ShapeKey, slot: Tensor) -> None:
         """Slot -> buffers."""
-        for region, start in self._layout(shape):
-            self._device.copy_rows(
-                self._buffers[region.buffer],
-                slot,
-                row_bytes=region.row_bytes,
-                rows=region.rows,
-                target_offset=region.offset,
-                target_pitch=region.pitch,
-                source_offset=start,
-                source_pitch=region.row_bytes,
-            )
+        self._device.transfer(self._load[slot.data_ptr()][shape])
 
-    def _layout(self, shape: ShapeKey) -> list[tuple[RegionSpec, int]]:
-        placed, start = [], 0
-        for region in self.regions(shape):
-            placed.append((region, start))
-            start += region.nbytes
-        return placed
+    def planned(self, shape: ShapeKey, slot: Tensor) -> tuple[Transfer, Transfer]:
+        """What :meth:`save` and :meth:`load` start."""
+        return self._save[slot.data_ptr()][shape], self._load[slot.data_ptr()][shape]
+
+
+def _copies(
+    regions: Iterable[RegionSpec], buffers: Mapping[str, Tensor], slot: Tensor, to_slot: bool
+) -> list[Rows]:
+    found, start = [], 0
+    for region in regions:
+        buffer = buffers[region.buffer]
+        size = (region.row_bytes, region.rows)
+        there, here = (region.offset, region.pitch), (start, region.row_bytes)
+        if to_slot:
+            found.append(Rows(slot, buffer, *size, *here, *there))
+        else:
+            found.append(Rows(buffer, slot, *size, *there, *here))
+        start += region.nbytes
+    return found
 
 
 def slot_specs(contract: Contract, prefix: str, count: int) -> list[BufferSpec]:
@@ -189,8 +203,3 @@ def slot_specs(contract: Contract, prefix: str, count: int) -> list[BufferSpec]:
         BufferSpec(f"{prefix}.{index}", (size,), DType.U8, Role.STATE, "a capsule slot")
         for index in range(count)
     ]
-
-
-def with_lineage(host: HostState, lineage: Lineage) -> HostState:
-    """``host`` as it has to be saved: with what the retained values were made from."""
-    return replace(host, lineage=lineage)

@@ -243,20 +243,20 @@ class CapsuleStore:
 
     def _slot_for(self, name: str, session: str) -> tuple[Place, Tensor]:
         """Where to put a capsule; the slot stays free until :meth:`_hold`."""
-        check_text("capsule name", name, error=CapsuleError)
-        place = Place.DEVICE
-        if name in self._held:
-            info = self._held[name].info
-            if info.session != session:
-                raise CapsuleError(
-                    f"capsule {name!r}",
-                    expected="a free name",
-                    got=f"one that session {info.session!r} uses",
-                    remedy="choose another name or drop that capsule",
-                )
-            place = info.place
-            self.drop(name)
-        return place, self._take(name, place)
+        held = self._held.get(name) if isinstance(name, str) else None
+        if held is None:
+            check_text("capsule name", name, error=CapsuleError)
+            return Place.DEVICE, self._take(name, Place.DEVICE)
+        info = held.info
+        if info.session != session:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected="a free name",
+                got=f"one that session {info.session!r} uses",
+                remedy="choose another name or drop that capsule",
+            )
+        self.drop(name)  # its slot is the next that is taken
+        return info.place, held.slot
 
     def _take(self, name: str, place: Place) -> Tensor:
         if not self._free[place]:

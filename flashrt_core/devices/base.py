@@ -16,6 +16,7 @@ from torch import Tensor
 from ..contract import BufferSpec, DType
 from ..errors import CaptureError
 from ..kernels.op import Lane, Op
+from .transfer import Rows, Transfer
 
 Segment = tuple[str, Callable[[Lane], None]]  # name of the stage, its body
 
@@ -46,11 +47,11 @@ class Native:
 
 @dataclass(frozen=True)
 class NativeProgram:
-    """A captured program as handles of the driver; nothing on the CPU.
+    """A captured program or planned copies as handles of the driver; nothing on the CPU.
 
     Attributes:
         executable: the graph.
-        events: one before the first segment and one after each.
+        events: one before the first segment and one after each; none of copies.
     """
 
     executable: int = 0
@@ -70,7 +71,7 @@ class Device(Protocol):
     def allocate_host(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:
         """Zeroed buffers at fixed addresses in the host's memory, pinned where that matters.
 
-        For read, write and copy_rows they are buffers like others; no stage may use them. At most
+        For read, write and copies they are buffers like others; no stage may use them. At most
         once a device. DeviceError when memory does not suffice.
         """
 
@@ -104,22 +105,17 @@ class Device(Protocol):
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy of a buffer; bf16 and narrower floats come as float32."""
 
-    def copy_rows(
-        self,
-        target: Tensor,
-        source: Tensor,
-        *,
-        row_bytes: int,
-        rows: int,
-        target_offset: int,
-        target_pitch: int,
-        source_offset: int,
-        source_pitch: int,
-    ) -> None:
-        """Copy ``rows`` runs of ``row_bytes`` between two buffers; offsets and pitches in bytes.
+    def plan(self, copies: Sequence[Rows]) -> Transfer:
+        """Make copies ready to be started as one, as often as wanted. At configure."""
 
-        It may return before that is done: whatever the device is asked for afterwards sees it.
+    def transfer(self, planned: Transfer) -> None:
+        """Start planned copies.
+
+        It may return before they are done: whatever the device is asked for afterwards sees them.
         """
+
+    def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
+        """Copy the first ``nbytes`` of a buffer to the start of another; done as transfers are."""
 
     def synchronize(self) -> None:
         """Wait until everything that was asked for is done."""
@@ -130,8 +126,8 @@ class Device(Protocol):
         Until :meth:`take_back` no other method is called. DeviceError where that cannot be done.
         """
 
-    def native(self, program: Program) -> NativeProgram:
-        """The handles of a program."""
+    def native(self, program: Program | Transfer) -> NativeProgram:
+        """The handles of a program, or of planned copies."""
 
     def take_back(self) -> None:
         """Whatever the buffers held before :meth:`lend` may have changed."""

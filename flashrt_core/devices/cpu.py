@@ -23,6 +23,7 @@ from ..errors import CaptureError, DeviceError, FlashRTError
 from ..kernels.op import Op
 from .arena import ALIGNMENT, placed, views
 from .base import Native, NativeProgram, Program, Segment
+from .transfer import Rows, Transfer
 
 
 @dataclass
@@ -36,6 +37,13 @@ class CpuProgram:
     def segments(self) -> tuple[str, ...]:
         """Names in replay order."""
         return tuple(name for name, _ in self.calls)
+
+
+@dataclass(frozen=True)
+class CpuTransfer(Transfer):
+    """Copies as tensors: what goes where."""
+
+    views: tuple[tuple[Tensor, Tensor], ...] = field(repr=False)
 
 
 class _Recorder:
@@ -163,22 +171,31 @@ class CpuDevice:
             return source.float().cpu().numpy()
         return source.cpu().numpy().copy()
 
-    def copy_rows(
-        self,
-        target: Tensor,
-        source: Tensor,
-        *,
-        row_bytes: int,
-        rows: int,
-        target_offset: int,
-        target_pitch: int,
-        source_offset: int,
-        source_pitch: int,
-    ) -> None:
-        """Copy ``rows`` runs of ``row_bytes``; offsets and pitches in bytes."""
-        _rows(target, row_bytes, rows, target_offset, target_pitch).copy_(
-            _rows(source, row_bytes, rows, source_offset, source_pitch)
+    def plan(self, copies: Sequence[Rows]) -> CpuTransfer:
+        """Views of what is copied."""
+        return CpuTransfer(
+            tuple(copies),
+            tuple(
+                (
+                    _rows(each.target, each, each.target_offset, each.target_pitch),
+                    _rows(each.source, each, each.source_offset, each.source_pitch),
+                )
+                for each in copies
+            ),
         )
+
+    def transfer(self, planned: Transfer) -> None:
+        """Copy what was planned."""
+        if not isinstance(planned, CpuTransfer):
+            raise DeviceError(
+                f"device {self.name!r}", expected="copies it planned", got=type(planned).__name__
+            )
+        for target, source in planned.views:
+            target.copy_(source)
+
+    def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
+        """Copy from the start of one buffer to that of another."""
+        self.transfer(self.plan([Rows(target, source, nbytes)]))
 
     def synchronize(self) -> None:
         """On the CPU everything is done when it returns."""
@@ -195,8 +212,8 @@ class CpuDevice:
             )
         return Native("cpu")
 
-    def native(self, program: Program) -> NativeProgram:
-        """Nothing: a program is calls of Python."""
+    def native(self, program: Program | Transfer) -> NativeProgram:
+        """Nothing: a program is calls of Python, and anybody can copy."""
         return NativeProgram()
 
     def take_back(self) -> None:
@@ -207,6 +224,6 @@ class CpuDevice:
         self._arena = self._host_arena = None
 
 
-def _rows(buffer: Tensor, row_bytes: int, rows: int, offset: int, pitch: int) -> Tensor:
+def _rows(buffer: Tensor, copy: Rows, offset: int, pitch: int) -> Tensor:
     flat = buffer.view(-1).view(torch.uint8)
-    return flat.as_strided((rows, row_bytes), (pitch, 1), flat.storage_offset() + offset)
+    return flat.as_strided((copy.rows, copy.row_bytes), (pitch, 1), flat.storage_offset() + offset)

@@ -1,7 +1,7 @@
 """The CUDA device: stages captured into graphs over one arena, replayed in one driver call.
 
 It owns an arena on the GPU, pinned staging for the windows, one stream, the kernel library and
-cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read and copy_rows.
+cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read, transfer and copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
 from .cuda_staging import Pinned, Staging
+from .cuda_transfer import CudaTransfer, capture_pieces
 from .overlap import DEFAULT, Overlap
+from .transfer import Rows, Transfer, pieces
 
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
 _NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
@@ -98,6 +100,7 @@ class CudaDevice:
         self._staging = Staging(self.driver, self._stream)
         self._pinned: Pinned | None = None
         self._programs: list[CudaProgram] = []
+        self._executables: list[Any] = []  # of planned copies
 
     def _open(self, opened: ExitStack, overlap: Overlap) -> None:
         self.driver = CudaDriver()
@@ -236,7 +239,7 @@ class CudaDevice:
         if window is not None:
             staging.write(window, value)
             return
-        if self._on_host(target):
+        if self._on_host(target.data_ptr()):
             staging.synchronize()  # a copy may still read it
             target.view(-1).view(torch.uint8).numpy()[: value.nbytes] = _bytes(value)
             return
@@ -254,7 +257,7 @@ class CudaDevice:
         window = staging.window(source)
         if window is not None and window.fetched:
             return _to_numpy(window.view.copy(), source)
-        if self._on_host(source):
+        if self._on_host(source.data_ptr()):
             staging.synchronize()  # a copy may still write it
             return _to_numpy(source.view(-1).view(torch.uint8).numpy().copy(), source)
         staging.send()
@@ -265,35 +268,37 @@ class CudaDevice:
         staging.synchronize()
         return _to_numpy(host, source)
 
-    def copy_rows(
-        self,
-        target: Tensor,
-        source: Tensor,
-        *,
-        row_bytes: int,
-        rows: int,
-        target_offset: int,
-        target_pitch: int,
-        source_offset: int,
-        source_pitch: int,
-    ) -> None:
-        """Copy ``rows`` runs of ``row_bytes`` in one driver call, in stream order."""
+    def plan(self, copies: Sequence[Rows]) -> CudaTransfer:
+        """Capture copies into one graph."""
         self.driver.enter()
-        self._staging.send()
-        self._staging.outdate()
-        api = self.driver.api
-        copy = api.CUDA_MEMCPY2D()
-        kinds = api.CUmemorytype
-        # Pinned memory has its own address on the GPU too: unified, so that one form serves all.
-        on_host = self._on_host(source) or self._on_host(target)
-        kind = kinds.CU_MEMORYTYPE_UNIFIED if on_host else kinds.CU_MEMORYTYPE_DEVICE
-        copy.srcMemoryType = copy.dstMemoryType = kind
-        copy.srcDevice = source.data_ptr() + source_offset
-        copy.dstDevice = target.data_ptr() + target_offset
-        copy.srcPitch = max(source_pitch, row_bytes)
-        copy.dstPitch = max(target_pitch, row_bytes)
-        copy.WidthInBytes, copy.Height = row_bytes, rows
-        self.driver.call("cuMemcpy2DAsync", copy, self._stream)
+        executable = capture_pieces(self.driver, self._stream, pieces(copies), self._on_host)
+        self._executables.append(executable)
+        windows = any(
+            self._staging.holds(buffer) for each in copies for buffer in (each.target, each.source)
+        )
+        return CudaTransfer(tuple(copies), executable, windows)
+
+    def transfer(self, planned: Transfer) -> None:
+        """Launch the graph of planned copies: one driver call, in stream order."""
+        if not isinstance(planned, CudaTransfer):
+            raise DeviceError(
+                "device 'cuda'", expected="copies it planned", got=type(planned).__name__
+            )
+        self.driver.enter()
+        if planned.windows:
+            self._staging.send()
+            self._staging.outdate()
+        self.driver.call("cuGraphLaunch", planned.executable, self._stream)
+
+    def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
+        """Copy in one driver call, in stream order."""
+        self.driver.enter()
+        if self._staging.holds(target) or self._staging.holds(source):
+            self._staging.send()
+            self._staging.outdate()
+        self.driver.call(
+            "cuMemcpyAsync", target.data_ptr(), source.data_ptr(), nbytes, self._stream
+        )
 
     def synchronize(self) -> None:
         """Wait for everything on the stream."""
@@ -307,8 +312,10 @@ class CudaDevice:
         self._staging.synchronize()
         return Native("cuda", LIBRARY, int(self.driver.context), int(self._stream))
 
-    def native(self, program: Program) -> NativeProgram:
+    def native(self, program: Program | Transfer) -> NativeProgram:
         """Graph and events."""
+        if isinstance(program, CudaTransfer):
+            return NativeProgram(int(program.executable))
         own = self._own(program)
         return NativeProgram(int(own.executable), tuple(int(event) for event in own.events))
 
@@ -329,6 +336,8 @@ class CudaDevice:
         opened.callback(self._staging.close)
         if self._pinned is not None:
             opened.callback(self._pinned.close)
+        for executable in self._executables:
+            opened.callback(self.driver.call, "cuGraphExecDestroy", executable)
         for program in self._programs:
             opened.callback(self.driver.call, "cuGraphExecDestroy", program.executable)
             for event in program.events:
@@ -339,11 +348,12 @@ class CudaDevice:
 
     def _forget_arena(self) -> None:
         self._programs.clear()
+        self._executables.clear()
         self._arena = None
         self.launcher.memory = (0, 0)
 
-    def _on_host(self, buffer: Tensor) -> bool:
-        return self._pinned is not None and self._pinned.holds(buffer.data_ptr())
+    def _on_host(self, address: int) -> bool:
+        return self._pinned is not None and self._pinned.holds(address)
 
     def _run_body(self, name: str, body: Any) -> None:
         self.launcher.boundary(name)
@@ -358,7 +368,7 @@ class CudaDevice:
     def _record(self, event: Any) -> None:
         self.driver.call("cuEventRecordWithFlags", event, self._stream, _EVENT_IN_GRAPH)
 
-    def _own(self, program: Program) -> CudaProgram:
+    def _own(self, program: Program | Transfer) -> CudaProgram:
         if not isinstance(program, CudaProgram):
             raise DeviceError(
                 "device 'cuda'", expected="a program it captured", got=type(program).__name__

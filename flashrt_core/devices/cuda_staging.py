@@ -76,11 +76,13 @@ class Staging:
         self._in_flight = False  # a copy may still read the block
         self._block: Pinned | None = None
         self._windows: dict[int, Window] = {}  # by identity of the buffer, in order of address
+        self._start = self._end = 0  # of the windows on the device
         buffers = sorted(windows, key=lambda buffer: buffer.data_ptr())
         if not buffers:
             return
         start = buffers[0].data_ptr()
         size = buffers[-1].data_ptr() + buffers[-1].nbytes - start
+        self._start, self._end = start, start + size
         self._block = block = Pinned(driver, size)  # zeros, as in the windows
         for buffer in buffers:
             offset = buffer.data_ptr() - start
@@ -90,6 +92,10 @@ class Staging:
     def window(self, buffer: Tensor) -> Window | None:
         """The window of a buffer; None for a part of one and for other memory."""
         return self._windows.get(id(buffer))
+
+    def holds(self, buffer: Tensor) -> bool:
+        """Whether a buffer is a window, or a part of one."""
+        return self._start <= buffer.data_ptr() < self._end
 
     def write(self, window: Window, value: np.ndarray[Any, Any]) -> None:
         """Keep ``value``, contiguous and no larger than the window, until :meth:`send`."""

@@ -15,20 +15,6 @@ static int pinned;
 static void (*on_launch)(void *graph);
 static _Thread_local void *current;
 
-typedef struct {
-  size_t from_x, from_y;
-  int from_kind;
-  const void *from_host;
-  uint64_t from;
-  void *from_array;
-  size_t from_pitch, to_x, to_y;
-  int to_kind;
-  void *to_host;
-  uint64_t to;
-  void *to_array;
-  size_t to_pitch, width, height;
-} copy_2d;
-
 static int called(const char *name) {
   if (used + strlen(name) + 2 < sizeof calls) used += (size_t)sprintf(calls + used, "%s ", name);
   return strcmp(name, failing) == 0 ? failure : 0;
@@ -78,18 +64,10 @@ API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream
   if (code == 0 && stream != NULL) memcpy(to, (const void *)(uintptr_t)from, bytes);
   return code;
 }
-API int cuMemcpy2DAsync_v2(const copy_2d *copy, void *stream) {
+API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void *stream) {
   const int code = called("copy");
-  if (code != 0) return code;
-  if (stream == NULL || copy->from_kind != copy->to_kind) return 1;
-  if (copy->from_kind != 2 && copy->from_kind != 4) return 1;
-  called(copy->from_kind == 4 ? "host" : "device");
-  if (copy->from_pitch < copy->width || copy->to_pitch < copy->width) return 1; /* as the real one */
-  for (size_t row = 0; row < copy->height; ++row) {
-    memcpy((void *)(uintptr_t)(copy->to + row * copy->to_pitch),
-           (const void *)(uintptr_t)(copy->from + row * copy->from_pitch), copy->width);
-  }
-  return 0;
+  if (code == 0 && stream != NULL) memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+  return code;
 }
 API int cuGraphLaunch(void *graph, void *stream) {
   const int code = called("launch");

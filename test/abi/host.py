@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from flashrt_core.c_interface.library import load_library
 from flashrt_core.devices import Program
 from flashrt_core.devices.base import Native, NativeProgram
 from flashrt_core.devices.cpu import CpuDevice
+from flashrt_core.devices.transfer import Transfer
 
 Array = np.ndarray[Any, Any]
 KINDS = {"buffer": 1, "input": 2, "output": 3, "stage": 4, "region": 5, "slot": 6}
@@ -117,11 +120,21 @@ class FakeCuda:
         self.library.fake_calls.restype = ctypes.c_char_p
         self.library.fake_current.restype = ctypes.c_void_p
         self.library.fake_set_current.argtypes = [ctypes.c_void_p]
+        self.launched = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._launch)
+        self._graphs: list[Callable[[], None]] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget calls and failures."""
         self.library.fake_reset()
+
+    def graph(self, does: Callable[[], None]) -> int:
+        """A graph that does this when it is launched."""
+        self._graphs.append(does)
+        return len(self._graphs)
+
+    def _launch(self, graph: int) -> None:
+        self._graphs[graph - 1]()
 
     def calls(self) -> list[str]:
         """What was called since the last reset."""
@@ -138,18 +151,14 @@ class LentCuda(CpuDevice):
     def __init__(self, driver: FakeCuda, *, computes: bool = True) -> None:
         super().__init__(1)
         self._driver = driver
-        self._known: list[Program] = []
-        self._launched = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._launch)
-        driver.library.fake_on_launch(self._launched if computes else None)
+        driver.library.fake_on_launch(driver.launched if computes else None)
 
     def lend(self) -> Native:
         return Native("cuda", str(self._driver.path), 0x1000, 0x2000)
 
-    def native(self, program: Program) -> NativeProgram:
-        self._known.append(program)
+    def native(self, program: Program | Transfer) -> NativeProgram:
+        if isinstance(program, Transfer):
+            return NativeProgram(self._driver.graph(partial(self.transfer, program)))
         first = 0x100
         events = tuple(range(first, first + len(program.segments) + 1))
-        return NativeProgram(len(self._known), events)
-
-    def _launch(self, graph: int) -> None:
-        self.replay(self._known[graph - 1])
+        return NativeProgram(self._driver.graph(partial(self.replay, program)), events)

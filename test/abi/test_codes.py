@@ -117,7 +117,12 @@ def too_many(host: Host) -> int:
 
 def no_memory(host: Host) -> int:
     """A plan with more seats than any machine has memory for."""
-    plan = records.Handover(version=1, device=1, seats=0xFFFFFFFF, replay=records.ReplayFn(len))
+    plan = records.Handover(
+        version=records.HANDOVER_VERSION,
+        device=1,
+        seats=0xFFFFFFFF,
+        replay=records.ReplayFn(len),
+    )
     place = ctypes.c_void_p()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = resource.getrlimit(resource.RLIMIT_AS)
@@ -140,7 +145,7 @@ TABLE: dict[str, tuple[Callable[[Host], int], int, str]] = {
     "E_NOT_MADE": (not_made, api.NOT_MADE, "output 'actions'"),
     "E_FINGERPRINT": (other_plan, api.FINGERPRINT, "expected plan "),
     "E_CLOSED": (closed, api.CLOSED, "expected an open handle"),
-    "E_VERSION": (other_version, api.VERSION, "expected version 1, got 99"),
+    "E_VERSION": (other_version, api.VERSION, "expected version 2, got 99"),
     "E_INPUT": (not_finite, api.INPUT, "input 'noise': expected finite values"),
     "E_STALE": (stale, api.STALE, "one from before the last write of 'image'"),
     "E_SHAPE": (no_shape, api.SHAPE, "shape 2: expected one of 2"),

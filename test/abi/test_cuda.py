@@ -72,33 +72,58 @@ def test_a_decision_is_five_kinds_of_calls(gpu: Host, driver: FakeCuda) -> None:
     )
 
 
-def test_a_capsule_is_a_copy_a_region(gpu: Host, driver: FakeCuda) -> None:
+def test_a_capsule_is_one_launch(gpu: Host, driver: FakeCuda) -> None:
     gpu.do("snapshot", b"mark")
-    assert driver.calls() == ["get", "push", *["copy", "device"] * 3, "pop"]
+    assert driver.calls() == ["get", "push", "launch", "pop"]
     driver.reset()
     gpu.do("restore", b"mark")
-    assert driver.calls() == ["get", "push", *["copy", "device"] * 3, "pop"]
+    assert driver.calls() == ["get", "push", "launch", "pop"]
+    driver.reset()
+    gpu.fork("live")
+    assert driver.calls() == ["get", "push", "launch", "pop"]
     driver.reset()
     branch = gpu.fork("branch", "mark")
-    assert driver.calls() == ["get", "push", "copy", "device", "pop"]
+    assert driver.calls() == ["get", "push", "copy", "pop"], "a slot is one piece"
     driver.reset()
     assert branch.write("noise", NOISE) == branch.act() == api.OK
-    switch = ["get", "push", *["copy", "device"] * 6, "pop"]
+    switch = ["get", "push", *["launch"] * 2, "pop"]
     assert driver.calls() == [*switch, "get", "push", "write", "launch", "read", "wait", "pop"]
     info = gpu.get(records.Info)
     assert (info.switches, info.moved_bytes) == (1, 2 * gpu.get(records.Slot, 0).bytes)
 
 
-def test_a_slot_of_the_host_is_addressed_as_such(driver: FakeCuda, library_path: Path) -> None:
+def test_a_slot_of_the_host_is_a_place_like_others(driver: FakeCuda, library_path: Path) -> None:
     engine = toy.engine(device=LentCuda(driver), host_slots=1)
     session = engine.create_session("main", seed=7, prompt="ab")
     session.decide(toy.see(3))
     session.snapshot("mark")
+    expected = session.act(noise=NOISE).raw
     engine.store.to_host("mark")
+    session.decide(toy.see(4))
     with session.export() as export:
         driver.reset()
-        Host(export).do("restore", b"mark")
-        assert driver.calls() == ["get", "push", *["copy", "host"] * 3, "pop"]
+        host = Host(export)
+        host.do("restore", b"mark")
+        assert driver.calls() == ["get", "push", "launch", "pop"]
+        assert host.write("noise", NOISE) == host.act() == api.OK
+        assert np.array_equal(host.read(), expected)
+        driver.reset()
+
+
+def test_a_live_fork_into_another_engine_goes_through_its_parking_slot(
+    gpu: Host, driver: FakeCuda
+) -> None:
+    other = toy.engine(device=LentCuda(driver)).create_session("main", prompt="cd")
+    assert gpu.write("noise", NOISE) == gpu.act() == api.OK
+    expected = gpu.read()
+    with other.export() as export:
+        driver.reset()
+        branch = gpu.fork("branch", into=Host(export))
+        assert driver.calls().count("launch") == driver.calls().count("copy") == 1
+        assert gpu.write("noise", 0 * NOISE) == gpu.decide() == api.OK
+        for _ in range(2):
+            assert branch.write("noise", NOISE) == branch.act() == api.OK
+            assert np.array_equal(branch.read(), expected)
         driver.reset()
 
 
@@ -130,13 +155,13 @@ def test_what_fails_is_told_and_voids_what_is_retained(
 
 def test_a_failed_copy_leaves_no_half_capsule(gpu: Host, driver: FakeCuda) -> None:
     gpu.do("snapshot", b"mark")
-    driver.fail("copy", 999)
+    driver.fail("launch", 999)
     assert gpu.call("snapshot", b"mark") == api.DEVICE
     assert "an unknown error (999): no explanation" in gpu.error()
     assert gpu.call("restore", b"mark") == api.CAPSULE
     driver.reset()
     gpu.do("snapshot", b"mark")
-    driver.fail("copy")
+    driver.fail("launch")
     assert gpu.call("restore", b"mark") == api.DEVICE
     driver.reset()
     assert gpu.act() == api.STALE
@@ -223,5 +248,5 @@ def test_the_hot_path_allocates_nothing(
     assert said["sees"] > 0, "the counter counts nothing"
     assert (said["line"], said["count"]) == (0, 0)
     assert said["calls"] == sorted(
-        ["get", "push", "write", "copy", "device", "launch", "read", "wait", "elapsed", "pop"]
+        ["get", "push", "write", "launch", "read", "wait", "elapsed", "pop"]
     )

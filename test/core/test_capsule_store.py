@@ -129,7 +129,7 @@ def test_a_move_that_fails_changes_nothing(
         raise DeviceError("copy", got="a fault")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.device, "copy_rows", fail)
+        broken.setattr(engine.device, "copy", fail)
         with pytest.raises(DeviceError, match="a fault"):
             engine.store.to_host("a")
     assert places(engine) == [("a", "device")]

@@ -34,10 +34,11 @@ class FakeCuda(ModuleType):
     Attributes:
         opened: open handles, as (kind, handle).
         copied: memory types of every 2D copy, from and to.
+        uploaded: executable graphs that were sent to the device ahead of their launch.
         launched: (grid, block, shared bytes, attribute ids) of every launch.
         failing: call name -> result it gives instead of success.
-        any_kernel: every kernel is in the library, and graphs can be captured and replayed (they
-            do nothing); "device" memory is this process's own.
+        any_kernel: every kernel is in the library, and graphs can be captured and replayed: their
+            kernels do nothing, their copies do; "device" memory is this process's own.
     """
 
     CUresult = Result
@@ -46,7 +47,7 @@ class FakeCuda(ModuleType):
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
     CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0)
-    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2, CU_MEMORYTYPE_UNIFIED=4)
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
     CUDA_MEMCPY2D = Record
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUlaunchAttributeID = SimpleNamespace(
@@ -65,6 +66,9 @@ class FakeCuda(ModuleType):
         self.failing: dict[str, Result] = {}
         self.any_kernel = False
         self._memory: dict[int, Any] = {}
+        self.uploaded: set[int] = set()
+        self._capturing: list[Record] | None = None
+        self._graphs: dict[int, list[Record]] = {}  # copies of graphs, and of executable ones
         self._next = 0
 
     def __getattribute__(self, name: str) -> Any:
@@ -168,26 +172,41 @@ class FakeCuda(ModuleType):
         ctypes.memmove(to, source, nbytes)
         return (Result.CUDA_SUCCESS,)
 
-    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync  # noqa: N815
+    cuMemcpyDtoHAsync = cuMemcpyAsync = cuMemcpyHtoDAsync  # noqa: N815
 
     def cuMemcpy2DAsync(self, copy: Record, stream: int) -> Any:  # noqa: N802
         self.copied.append((copy.srcMemoryType, copy.dstMemoryType))
-        for row in range(copy.Height):
-            to, source = copy.dstDevice + row * copy.dstPitch, copy.srcDevice + row * copy.srcPitch
-            ctypes.memmove(to, source, copy.WidthInBytes)
+        if self._capturing is None:
+            self._copy(copy)
+        else:
+            self._capturing.append(copy)
         return (Result.CUDA_SUCCESS,)
 
+    def _copy(self, copy: Record) -> None:
+        on_host = self.CUmemorytype.CU_MEMORYTYPE_HOST
+        to = copy.dstHost if copy.dstMemoryType == on_host else copy.dstDevice
+        source = copy.srcHost if copy.srcMemoryType == on_host else copy.srcDevice
+        assert min(copy.dstPitch, copy.srcPitch) >= copy.WidthInBytes, "as the real one"
+        for row in range(copy.Height):
+            place = to + row * copy.dstPitch, source + row * copy.srcPitch
+            ctypes.memmove(*place, copy.WidthInBytes)
+
     def cuStreamBeginCapture(self, stream: int, mode: int) -> Any:  # noqa: N802
+        self._capturing = []
         return (Result.CUDA_SUCCESS,)
 
     def cuStreamEndCapture(self, stream: int) -> Any:  # noqa: N802
-        return self._open("graph")
+        code, graph = self._open("graph")
+        self._graphs[graph], self._capturing = self._capturing or [], None
+        return code, graph
 
     def cuGraphDestroy(self, graph: int) -> Any:  # noqa: N802
         return self._close("graph", graph)
 
     def cuGraphInstantiate(self, graph: int, flags: int) -> Any:  # noqa: N802
-        return self._open("executable graph")
+        code, executable = self._open("executable graph")
+        self._graphs[executable] = self._graphs[graph]
+        return code, executable
 
     def cuGraphExecDestroy(self, graph: int) -> Any:  # noqa: N802
         return self._close("executable graph", graph)
@@ -196,9 +215,13 @@ class FakeCuda(ModuleType):
         return Result.CUDA_SUCCESS, [], 0
 
     def cuGraphUpload(self, graph: int, stream: int) -> Any:  # noqa: N802
+        self.uploaded.add(graph)
         return (Result.CUDA_SUCCESS,)
 
-    cuGraphLaunch = cuGraphUpload  # noqa: N815
+    def cuGraphLaunch(self, graph: int, stream: int) -> Any:  # noqa: N802
+        for copy in self._graphs[graph]:
+            self._copy(copy)
+        return (Result.CUDA_SUCCESS,)
 
     def cuEventCreate(self, flags: int) -> Any:  # noqa: N802
         return self._open("event")

@@ -11,6 +11,7 @@ import torch
 
 from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.devices.cuda import CudaDevice
+from flashrt_core.devices.transfer import Rows
 from flashrt_core.errors import DeviceError, StaleStateError
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
@@ -69,12 +70,12 @@ def test_results_come_with_the_replay(device: CudaDevice) -> None:
     assert (device.read(buffers["b"]) == 3.0).all()
 
 
-@pytest.mark.parametrize("after", ["replay", "write", "write elsewhere", "copy_rows"])
+@pytest.mark.parametrize("after", ["replay", "write", "write elsewhere", "copy", "transfer"])
 def test_an_older_result_is_not_handed_out(device: CudaDevice, after: str) -> None:
     buffers = device.allocate(SPECS)
     program = device.capture([("nothing", lambda lane: None)])
     device.replay(program, outputs=[buffers["b"]])
-    whole = {"row_bytes": 400, "rows": 1, "target_offset": 0, "target_pitch": 400}
+    planned = device.plan([Rows(buffers["b"], buffers["a"], 400)])
     if after == "replay":
         buffers["b"].fill_(7.0)
         device.replay(program)
@@ -85,16 +86,18 @@ def test_an_older_result_is_not_handed_out(device: CudaDevice, after: str) -> No
         device.write(buffers["b"][:1], filled(7.0)[:1])
     else:
         device.write(buffers["a"], filled(7.0))
-        device.copy_rows(buffers["b"], buffers["a"], **whole, source_offset=0, source_pitch=400)
+        if after == "copy":
+            device.copy(buffers["b"], buffers["a"], 400)
+        else:
+            device.transfer(planned)
     assert (device.read(buffers["b"]) == 7.0).all()
 
 
 def test_the_block_is_not_written_while_a_copy_reads_it(device: CudaDevice) -> None:
     buffers = device.allocate(SPECS)
-    one = {"row_bytes": 4, "rows": 1, "target_offset": 0, "target_pitch": 4, "source_offset": 0}
     with count_calls(device.driver) as calls:
         device.write(buffers["a"], filled(1.0))
-        device.copy_rows(buffers["kept"], buffers["a"], **one, source_pitch=4)
+        device.copy(buffers["kept"], buffers["a"], 4)
         assert calls["cuStreamSynchronize"] == 0
         device.write(buffers["b"], filled(2.0))
         assert calls["cuStreamSynchronize"] == 1
@@ -215,15 +218,17 @@ class TestHostMemory:
         buffers = device.allocate(SPECS)
         hosted = device.allocate_host(host_specs())["host.1"]
         buffers["kept"].copy_(torch.arange(5.0))
-        rows = {"row_bytes": 8, "rows": 2, "target_offset": 4, "target_pitch": 8}
-        rows |= {"source_offset": 0, "source_pitch": 12}
-        device.copy_rows(hosted, buffers["kept"], **rows)
+        there = device.plan([Rows(hosted, buffers["kept"], 8, 2, 4, 8, 0, 12)])
+        back = device.plan([Rows(buffers["kept"], hosted, 16, 1, 4, 16, 4, 16)])
+        device.plan([Rows(buffers["a"], buffers["b"], 16, 1, 4, 16, 0, 16)])
+        host, on_device = 1, 2
+        kinds = [(on_device, host), (host, on_device), (on_device, on_device)]
+        assert whole.copied == kinds and not hosted.any()  # nothing is copied yet
+        device.transfer(there)
         assert hosted.numpy()[4:20].view(np.float32).tolist() == [0.0, 1.0, 3.0, 4.0]
-        back = {"row_bytes": 16, "rows": 1, "target_offset": 4, "target_pitch": 16}
-        device.copy_rows(buffers["kept"], hosted, **back, source_offset=4, source_pitch=16)
-        device.copy_rows(buffers["a"], buffers["b"], **back, source_offset=0, source_pitch=16)
-        unified, on_device = 4, 2
-        assert whole.copied == [(unified, unified)] * 2 + [(on_device, on_device)]
+        device.transfer(back)
+        assert buffers["kept"].tolist() == [0.0, 0.0, 1.0, 3.0, 4.0]
+        device.copy(buffers["kept"], hosted, 8)
         assert buffers["kept"].tolist() == [0.0, 0.0, 1.0, 3.0, 4.0]
 
     def test_the_host_waits_before_it_touches_it(self, device: CudaDevice) -> None:
