@@ -116,7 +116,8 @@ class Engine:
     @property
     def store(self) -> CapsuleStore:
         """The capsules; SessionError while the sessions are exported."""
-        self.check_here("capsules")
+        if self.lent is not None:
+            self.check_here("capsules")
         return self._store
 
     def set_of(self, session: Session) -> WorkingSet:
@@ -181,10 +182,10 @@ class Engine:
         if parent is None:
             host = self.store.copy_to(str(capsule), slot)
         else:
-            self.admit(parent)
+            copier = self.admit(parent).copier
             host = parent.host_state()
             if host.shape is not None:
-                self.set_of(parent).copier.save(host.shape, slot)
+                copier.save(host.shape, slot)
         session = Session(self, name, host)
         session.resume(host)
         self._register(session)
@@ -203,23 +204,27 @@ class Engine:
         self.parked.discard(name)
         del self.sessions[name]
 
-    def admit(self, session: Session) -> None:
-        """Make ``session`` the one whose state its buffers hold. Called before every use.
+    def admit(self, session: Session) -> WorkingSet:
+        """Make ``session`` the one whose state its buffers hold, and tell which these are.
+
+        Called before every use.
 
         SessionError when it was dropped, or while the sessions are exported.
         """
         if self.lent is None:
             working = self._set_of.get(session.name)
             if working is not None and working.resident is session:
-                return
+                return working
         self.check_here(f"session {session.name!r}")
         if self.sessions.get(session.name) is not session:
             raise SessionError(
                 f"session {session.name!r}", expected="a live session", got="one that was dropped"
             )
-        traffic = self.set_of(session).admit(session, self.parking, self.parked)
+        working = self.set_of(session)
+        traffic = working.admit(session, self.parking, self.parked)
         self.traffic.switches += traffic.switches
         self.traffic.nbytes += traffic.nbytes
+        return working
 
     def export(self, session: Session) -> Lent:
         """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
@@ -332,7 +337,8 @@ class Engine:
             )
 
     def _claim(self, name: str) -> None:
-        self.check_here(f"session {name!r}")
+        if self.lent is not None:
+            self.check_here(f"session {name!r}")
         check_text("session name", name, error=SessionError)
         if name in self.sessions:
             raise SessionError(

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from .c_interface.export import Export
-from .capsule.state import CapsuleInfo, HostState, RegionCopier, frozen
+from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
@@ -223,8 +223,8 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        self.engine.admit(self)
-        return self.engine.store.save(name, self.name, self.host_state(), self._copier)
+        copier = self.engine.admit(self).copier
+        return self.engine.store.save(name, self.name, self.host_state(), copier)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.
@@ -232,9 +232,10 @@ class Session:
         The input windows count as unwritten afterwards: ``act`` may follow at once, a new context
         needs a new observation. CapsuleError when unknown or foreign; nothing changes then.
         """
-        info = self.engine.store.info(name)
-        self.engine.admit(self)
-        self.resume(self.engine.store.load(name, self.name, self._copier))
+        store = self.engine.store
+        info = store.info(name)
+        copier = self.engine.admit(self).copier
+        self.resume(store.load(name, self.name, copier))
         return info
 
     def export(self) -> Export:
@@ -262,10 +263,6 @@ class Session:
         """Go on from what the C interface left; the engine knows where the regions are."""
         self._host = host
         self.ledger.turn_to(page)
-
-    @property
-    def _copier(self) -> RegionCopier:
-        return self.engine.set_of(self).copier
 
     def _shape(self) -> ShapeKey:
         if self._host.shape is None:

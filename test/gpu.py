@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashrt_core.kernels.op import Lane
+from flashrt_core.session import Session
 
 requires_gpu = [
     pytest.mark.gpu,
@@ -43,6 +44,49 @@ DECISION_CALLS = {
     "cuStreamSynchronize": 1,
     "cuEventElapsedTime": 2,
 }
+#: What goes between buffers and a slot is in a graph; a slot is one piece. None of them waits.
+CAPSULE_CALLS = {
+    "snapshot": {"cuGraphLaunch": 1},
+    "restore": {"cuGraphLaunch": 1},
+    "fork": {"cuMemcpyAsync": 1},
+    "live fork": {"cuGraphLaunch": 1},
+    "to host": {"cuMemcpyAsync": 1},
+    "restore from host": {"cuGraphLaunch": 1},
+    "to device": {"cuMemcpyAsync": 1},
+    "switch": {"cuGraphLaunch": 2},
+}
+
+
+def capsule_calls(session: Session) -> dict[str, dict[str, int]]:
+    """The driver's calls for everything that can be done with the state of a session.
+
+    The engine needs room for three sessions and a capsule in either place.
+    """
+    engine = session.engine
+    store, other = engine.store, engine.create_session("other", prompt=session.prompt)
+    doing: dict[str, Callable[[], object]] = {
+        "snapshot": lambda: session.snapshot("mark"),
+        "restore": lambda: session.restore("mark"),
+        "fork": lambda: engine.fork("branch", capsule="mark"),
+        "live fork": lambda: engine.fork("branch", source=session.name),
+        "to host": lambda: store.to_host("mark"),
+        "restore from host": lambda: session.restore("mark"),
+        "to device": lambda: store.to_device("mark"),
+        "switch": lambda: engine.admit(other),
+    }
+    other.select_shape(engine.contract.shapes[0])
+    found = {}
+    for _ in range(2):  # a capsule that is new, and one that is there already
+        other.resume(session.host_state())  # something to make room for, and to come back to
+        engine.admit(session)
+        for name, do in doing.items():
+            with count_calls(engine.device.driver) as calls:  # type: ignore[attr-defined]
+                do()
+            assert found.setdefault(name, dict(calls)) == calls
+            if "fork" in name:
+                engine.drop_session("branch")
+    engine.drop_session("other")
+    return found
 
 
 class _Counting:

@@ -155,9 +155,11 @@ class RegionCopier(SlotCopier):
         slots: Iterable[Tensor],
     ) -> None:
         super().__init__(device, contract)
-        self._save: dict[int, dict[ShapeKey, Transfer]] = {}  # by the address of the slot
+        self._planned_for = tuple(slots)
+        # By the identity of the slot, which is quicker to tell than its address.
+        self._save: dict[int, dict[ShapeKey, Transfer]] = {}
         self._load: dict[int, dict[ShapeKey, Transfer]] = {}
-        for slot in slots:
+        for slot in self._planned_for:
             save, load = (
                 {
                     shape: device.plan(_copies(contract.regions[shape], buffers, slot, to_slot))
@@ -165,19 +167,19 @@ class RegionCopier(SlotCopier):
                 }
                 for to_slot in (True, False)
             )
-            self._save[slot.data_ptr()], self._load[slot.data_ptr()] = save, load
+            self._save[id(slot)], self._load[id(slot)] = save, load
 
     def save(self, shape: ShapeKey, slot: Tensor) -> None:
         """Buffers -> slot."""
-        self._device.transfer(self._save[slot.data_ptr()][shape])
+        self._device.transfer(self._save[id(slot)][shape])
 
     def load(self, shape: ShapeKey, slot: Tensor) -> None:
         """Slot -> buffers."""
-        self._device.transfer(self._load[slot.data_ptr()][shape])
+        self._device.transfer(self._load[id(slot)][shape])
 
     def planned(self, shape: ShapeKey, slot: Tensor) -> tuple[Transfer, Transfer]:
         """What :meth:`save` and :meth:`load` start."""
-        return self._save[slot.data_ptr()][shape], self._load[slot.data_ptr()][shape]
+        return self._save[id(slot)][shape], self._load[id(slot)][shape]
 
 
 def _copies(

@@ -94,8 +94,13 @@ class CapsuleStore:
                 remedy="run a decision or the context stage first",
             )
         place, slot = self._slot_for(name, session)
-        copier.save(shape, slot)
-        return self._hold(name, session, host, place, time.time_ns())
+        try:
+            copier.save(shape, slot)
+        except BaseException:
+            self._free[place].append(slot)
+            raise
+        # The device copies meanwhile.
+        return self._hold(name, session, host, place, slot, time.time_ns())
 
     def load(self, name: str, session: str, copier: RegionCopier) -> HostState:
         """Copy a capsule's regions into ``copier``'s buffers; what the session must resume with.
@@ -172,8 +177,12 @@ class CapsuleStore:
         check_text("session name", image.info.session, error=CapsuleError)
         host = image.host.owned()
         place, slot = self._slot_for(name, image.info.session)
-        self._device.write(slot[:size], image.payload)
-        return self._hold(name, image.info.session, host, place, image.info.created_ns)
+        try:
+            self._device.write(slot[:size], image.payload)
+        except BaseException:
+            self._free[place].append(slot)
+            raise
+        return self._hold(name, image.info.session, host, place, slot, image.info.created_ns)
 
     def write_file(self, name: str, path: str | os.PathLike[str]) -> int:
         """Write a capsule to a file, whole or not at all; how many bytes it has.
@@ -216,17 +225,26 @@ class CapsuleStore:
         left = held.info.place
         if left is not place:
             slot = self._take(name, place)
-            self._slots.copy_slot(_shape(held.host), held.slot, slot)
-            self._free[place].pop()
+            try:
+                self._slots.copy_slot(_shape(held.host), held.slot, slot)
+            except BaseException:
+                self._free[place].append(slot)
+                raise
             self._free[left].append(held.slot)
             held = replace(held, info=replace(held.info, place=place), slot=slot)
             self._held[name] = held
         return held.info
 
     def _hold(
-        self, name: str, session: str, host: HostState, place: Place, created_ns: int
+        self,
+        name: str,
+        session: str,
+        host: HostState,
+        place: Place,
+        slot: Tensor,
+        created_ns: int,
     ) -> CapsuleInfo:
-        """Keep what the next free slot of ``place`` was filled with."""
+        """Keep what a slot was filled with."""
         info = CapsuleInfo(
             name=name,
             session=session,
@@ -238,11 +256,11 @@ class CapsuleStore:
             stamp_ns=host.stamp_ns,
             place=place,
         )
-        self._held[name] = Held(info, host, self._free[place].pop())
+        self._held[name] = Held(info, host, slot)
         return info
 
     def _slot_for(self, name: str, session: str) -> tuple[Place, Tensor]:
-        """Where to put a capsule; the slot stays free until :meth:`_hold`."""
+        """Take the slot that a capsule goes to: its own, which it loses, or a free one."""
         held = self._held.get(name) if isinstance(name, str) else None
         if held is None:
             check_text("capsule name", name, error=CapsuleError)
@@ -255,7 +273,7 @@ class CapsuleStore:
                 got=f"one that session {info.session!r} uses",
                 remedy="choose another name or drop that capsule",
             )
-        self.drop(name)  # its slot is the next that is taken
+        del self._held[name]
         return info.place, held.slot
 
     def _take(self, name: str, place: Place) -> Tensor:
@@ -267,7 +285,7 @@ class CapsuleStore:
                 got=f"{len(there)} of {len(there)} in use: {there}",
                 remedy=f"drop a capsule or raise {_OPTION[place]}",
             )
-        return self._free[place][-1]
+        return self._free[place].pop()
 
     def _find(self, name: str) -> Held:
         held = self._held.get(name) if isinstance(name, str) else None

@@ -274,7 +274,9 @@ class CudaDevice:
         executable = capture_pieces(self.driver, self._stream, pieces(copies), self._on_host)
         self._executables.append(executable)
         windows = any(
-            self._staging.holds(buffer) for each in copies for buffer in (each.target, each.source)
+            self._staging.holds(buffer.data_ptr())
+            for each in copies
+            for buffer in (each.target, each.source)
         )
         return CudaTransfer(tuple(copies), executable, windows)
 
@@ -293,12 +295,11 @@ class CudaDevice:
     def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
         """Copy in one driver call, in stream order."""
         self.driver.enter()
-        if self._staging.holds(target) or self._staging.holds(source):
+        to, start = target.data_ptr(), source.data_ptr()
+        if self._staging.holds(to) or self._staging.holds(start):
             self._staging.send()
             self._staging.outdate()
-        self.driver.call(
-            "cuMemcpyAsync", target.data_ptr(), source.data_ptr(), nbytes, self._stream
-        )
+        self.driver.call("cuMemcpyAsync", to, start, nbytes, self._stream)
 
     def synchronize(self) -> None:
         """Wait for everything on the stream."""

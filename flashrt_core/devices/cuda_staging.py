@@ -93,9 +93,9 @@ class Staging:
         """The window of a buffer; None for a part of one and for other memory."""
         return self._windows.get(id(buffer))
 
-    def holds(self, buffer: Tensor) -> bool:
-        """Whether a buffer is a window, or a part of one."""
-        return self._start <= buffer.data_ptr() < self._end
+    def holds(self, address: int) -> bool:
+        """Whether an address of the device is one of the windows'."""
+        return self._start <= address < self._end
 
     def write(self, window: Window, value: np.ndarray[Any, Any]) -> None:
         """Keep ``value``, contiguous and no larger than the window, until :meth:`send`."""

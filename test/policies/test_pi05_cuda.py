@@ -22,7 +22,14 @@ from flashrt_core.policies.base import Observation
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.session import Session
 from flashrt_core.weights import TensorSource, open_weights
-from test.gpu import DECISION_CALLS, count_calls, error, requires_gpu
+from test.gpu import (
+    CAPSULE_CALLS,
+    DECISION_CALLS,
+    capsule_calls,
+    count_calls,
+    error,
+    requires_gpu,
+)
 
 pytestmark = [*requires_gpu, pytest.mark.timeout(300)]
 
@@ -240,5 +247,26 @@ def test_a_replay_allocates_captures_and_compiles_nothing(source: tuple[str, Kep
                 session.decide(observation)
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
         assert calls == {name: 20 * count for name, count in DECISION_CALLS.items()}
+    finally:
+        session.engine.close()
+
+
+def test_a_capsule_is_one_call_and_allocates_nothing(source: tuple[str, Kept]) -> None:
+    preset, kept = source
+    options = make_options(preset, 1, 48, 10)
+    options = replace(options, prompt_buckets=(48, 96), max_sessions=3, host_slots=1)
+    session = open_session(preset, options, kept)
+    try:
+        session.set_prompt("pick up the cup")
+        image = np.zeros((64, 64, 3), np.uint8)
+        session.decide(Observation({"base_0_rgb": image}, np.zeros(1, np.float32)))
+        capsule_calls(session)
+        torch.cuda.synchronize()
+        allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+        free = torch.cuda.mem_get_info()[0]
+        session.engine.store.drop("mark")
+        assert capsule_calls(session) == CAPSULE_CALLS
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
+        assert torch.cuda.mem_get_info()[0] >= free
     finally:
         session.engine.close()

@@ -1,0 +1,254 @@
+"""Planned copies: which bytes they move, what they ask of the driver, what they keep open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashrt_core.contract import BufferSpec, DType, Role
+from flashrt_core.devices import Device
+from flashrt_core.devices.base import NUMPY_DTYPES
+from flashrt_core.devices.cpu import CpuDevice
+from flashrt_core.devices.cuda import CudaDevice
+from flashrt_core.devices.transfer import Piece, Rows, pieces
+from flashrt_core.errors import DeviceError
+from flashrt_core.load import LoadOptions, load
+from flashrt_core.policies.base import Observation
+from flashrt_core.session import NOISE, Session
+from test.devices.fake_cuda import FakeCuda, Result
+from test.gpu import CAPSULE_CALLS, capsule_calls, count_calls
+
+BYTES = 4096
+
+
+def specs(*names: str) -> list[BufferSpec]:
+    return [BufferSpec(name, (BYTES,), DType.U8, Role.STATE) for name in names]
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    if request.param == "cpu":
+        yield CpuDevice(1)
+        return
+    fake: FakeCuda = request.getfixturevalue("whole")
+    device = CudaDevice()
+    yield device
+    device.close()
+    assert not fake.opened
+
+
+def numbered(buffers: dict[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """Fills every buffer with bytes of its own; copies of them."""
+    draw = np.random.default_rng(0)
+    for buffer in buffers.values():
+        buffer.copy_(torch.from_numpy(draw.integers(0, 256, BYTES, dtype=np.uint8)))
+    return {name: buffer.numpy().copy() for name, buffer in buffers.items()}
+
+
+@pytest.mark.parametrize("place", ["slot", "hosted"])
+@pytest.mark.parametrize("rows", [1, 2, 37])
+@pytest.mark.parametrize("width", [1, 3, 16, 47])
+@pytest.mark.parametrize("gap", [0, 1, 5])
+def test_rows_and_nothing_else_are_copied(
+    device: Device, place: str, rows: int, width: int, gap: int
+) -> None:
+    buffers = device.allocate(specs("kv", "more", "slot"))
+    buffers |= device.allocate_host(specs("other", "hosted"))
+    slot, pitch = buffers[place], width + gap
+    there = [
+        Rows(slot, buffers["kv"], width, rows, 7, width, 13, pitch),
+        Rows(slot, buffers["more"], 5, 1, 7 + rows * width, 5, 1, 0),
+    ]
+    back = [
+        Rows(buffers["kv"], slot, width, rows, 13, pitch, 7, width),
+        Rows(buffers["more"], slot, 5, 1, 1, 0, 7 + rows * width, 5),
+    ]
+    save, load_ = device.plan(there), device.plan(back)
+    before = numbered(buffers)
+    kept = [before["kv"][13 + row * pitch :][:width] for row in range(rows)]
+    payload = np.concatenate([*kept, before["more"][1:6]])
+
+    device.transfer(save)
+    device.synchronize()
+    expected = dict(before)
+    expected[place] = before[place].copy()
+    expected[place][7 : 7 + payload.size] = payload
+    assert all(np.array_equal(buffers[name].numpy(), expected[name]) for name in buffers)
+
+    numbered({name: buffers[name] for name in ("more", "kv")})  # other bytes than before
+    expected |= {name: buffers[name].numpy().copy() for name in ("kv", "more")}
+    device.transfer(load_)
+    device.synchronize()
+    for row in range(rows):
+        expected["kv"][13 + row * pitch :][:width] = kept[row]
+    expected["more"][1:6] = before["more"][1:6]
+    assert all(np.array_equal(buffers[name].numpy(), expected[name]) for name in buffers)
+
+
+def test_the_start_of_a_buffer(device: Device) -> None:
+    buffers = device.allocate(specs("a", "b")) | device.allocate_host(specs("c"))
+    before = numbered(buffers)
+    device.copy(buffers["b"], buffers["a"], 33)
+    device.copy(buffers["c"], buffers["b"], 31)
+    device.synchronize()
+    for name, end in (("b", 33), ("c", 31)):
+        assert np.array_equal(buffers[name].numpy()[:end], before["a"][:end])
+        assert np.array_equal(buffers[name].numpy()[end:], before[name][end:])
+
+
+def test_copies_of_another_device_are_refused(device: Device, whole: FakeCuda) -> None:
+    other = CpuDevice(1) if device.name == "cuda" else CudaDevice()
+    foreign = other.plan([])
+    with pytest.raises(DeviceError, match="expected copies it planned, got"):
+        device.transfer(foreign)
+    other.close()
+
+
+class TestPieces:
+    A, B = torch.zeros(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
+
+    def test_neighbours_are_one_piece(self) -> None:
+        a, b = self.A.data_ptr(), self.B.data_ptr()
+        first = Rows(self.A, self.B, 10, 1, 0, 0, 20, 0)
+        joined = Rows(self.A, self.B, 5, 2, 10, 5, 30, 5)  # rows without a gap are one row
+        assert pieces([first, joined]) == (Piece(a, b + 20, 20, 1, 20, 20),)
+
+    @pytest.mark.parametrize("to, source", [(11, 30), (10, 31), (9, 30), (10, 29)])
+    def test_a_gap_at_either_end_is_kept(self, to: int, source: int) -> None:
+        first = Rows(self.A, self.B, 10, 1, 0, 0, 20, 0)
+        assert len(pieces([first, Rows(self.A, self.B, 5, 1, to, 0, source, 0)])) == 2
+
+    def test_rows_apart_at_one_end_stay_rows(self) -> None:
+        a, b = self.A.data_ptr(), self.B.data_ptr()
+        rows = Rows(self.A, self.B, 4, 3, 0, 4, 0, 6)
+        behind = Rows(self.A, self.B, 4, 1, 12, 0, 16, 0)
+        assert pieces([rows, behind]) == (
+            Piece(a, b, 4, 3, 4, 6),
+            Piece(a + 12, b + 16, 4, 1, 4, 4),
+        )
+
+
+PLAN = LoadOptions(
+    device="cuda",
+    precision="bf16",
+    prompt="cup",
+    views=("base_0_rgb",),
+    steps=1,
+    prompt_buckets=(9, 32),
+    max_sessions=3,
+    capsule_slots=2,
+    host_slots=1,
+    working_sets=2,
+    extra={"vision_depth": 1, "trunk_depth": 2, "expert_depth": 2},
+)
+
+
+def started(options: LoadOptions) -> Session:
+    session = load(options)
+    image = np.zeros((30, 40, 3), np.uint8)
+    session.decide(Observation({"base_0_rgb": image}, np.zeros(7, np.float32)))
+    return session
+
+
+@pytest.fixture
+def session(whole: FakeCuda) -> Iterator[Session]:
+    session = started(PLAN)
+    yield session
+    session.engine.close()
+    assert not whole.opened
+
+
+def test_what_the_driver_is_asked_for(whole: FakeCuda) -> None:
+    session = started(replace(PLAN, working_sets=1))
+    opened = set(whole.opened)
+    assert capsule_calls(session) == CAPSULE_CALLS
+    assert whole.opened == opened
+    session.engine.close()
+
+
+def test_every_graph_is_made_and_uploaded_at_configure(session: Session, whole: FakeCuda) -> None:
+    graphs = {handle for kind, handle in whole.opened if kind == "executable graph"}
+    assert whole.uploaded == graphs
+    programs = sum(len(working.programs) for working in session.engine.sets)
+    sets, slots, shapes, directions = 2, 3 + 2 + 1, 2, 2
+    assert len(graphs) == programs + sets * slots * shapes * directions
+
+
+def test_a_graph_that_cannot_be_made_leaves_nothing_open(whole: FakeCuda) -> None:
+    for name in ("cuGraphInstantiate", "cuGraphUpload", "cuMemcpy2DAsync"):
+        whole.failing = {name: Result.CUDA_ERROR_OUT_OF_MEMORY}
+        with pytest.raises(DeviceError, match=f"{name}.*out of memory"):
+            load(PLAN)
+        whole.failing = {}
+        assert not whole.opened
+
+
+def test_a_failed_launch_saves_nothing(session: Session, whole: FakeCuda) -> None:
+    session.snapshot("mark")
+    whole.failing = {"cuGraphLaunch": Result.CUDA_ERROR_OUT_OF_MEMORY}
+    with pytest.raises(DeviceError, match="cuGraphLaunch"):
+        session.snapshot("mark")
+    whole.failing = {}
+    assert session.engine.store.list() == []  # half a capsule is none
+    session.snapshot("mark")
+
+
+@pytest.mark.parametrize("bucket", [0, 1])
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_capsule_is_the_rows_of_its_bucket(session: Session, bucket: int, on_host: bool) -> None:
+    """Every byte of every buffer: those of the regions come back, all others stay as they are."""
+    engine, contract = session.engine, session.contract
+    shape = contract.shapes[bucket]
+    session.select_shape(shape)
+    session.write(
+        {
+            spec.name: np.ones(spec.shape, NUMPY_DTYPES[spec.dtype])
+            for spec in contract.inputs
+            if spec.name != NOISE
+        }
+    )
+    session.decide()
+    flat = {
+        spec.name: session.buffers[spec.name].view(-1).view(torch.uint8)
+        for spec in contract.buffers
+        if spec.role in (Role.STATE, Role.SCRATCH)
+    }
+
+    def dirty(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        draw = np.random.default_rng(seed)
+        for bytes_ in flat.values():
+            bytes_.copy_(torch.from_numpy(draw.integers(0, 256, bytes_.numel(), dtype=np.uint8)))
+        return {name: bytes_.numpy().copy() for name, bytes_ in flat.items()}
+
+    first = dirty(1)
+    info = session.snapshot("mark")
+    if on_host:
+        engine.store.to_host("mark")
+    expected, payload = dirty(2), []
+    for region in contract.regions[shape]:
+        for row in range(region.rows):
+            start = region.offset + row * region.pitch
+            valid = slice(start, start + region.row_bytes)
+            expected[region.buffer][valid] = first[region.buffer][valid]
+            payload.append(first[region.buffer][valid])
+    session.restore("mark")
+    for name, bytes_ in flat.items():
+        assert np.array_equal(bytes_.numpy(), expected[name]), name
+    whole_payload = np.concatenate(payload)
+    assert info.nbytes == whole_payload.size
+    assert np.array_equal(engine.store.export("mark").payload, whole_payload)
+
+
+def test_copies_of_state_leave_windows_alone(session: Session) -> None:
+    """What waits for its window waits on: no window is among the regions."""
+    spec = session.contract.input("noise")
+    session.engine.device.write(session.buffers["noise"], np.ones(spec.shape, np.float32))
+    with count_calls(session.engine.device.driver) as calls:  # type: ignore[attr-defined]
+        session.snapshot("mark")
+    assert calls == Counter(CAPSULE_CALLS["snapshot"])
