@@ -184,6 +184,24 @@ class TestCapsules:
         assert again.raw.tobytes() == first.raw.tobytes()
         assert (again.index, main.prompt, info.nbytes) == (first.index, "ab", 2 * 8 + 16 + 4)
 
+    def test_a_capsules_lineage_is_that_of_its_moment(self, engine: Engine, main: Session) -> None:
+        made = []
+        for value, name in enumerate(("first", "second")):
+            main.decide(toy.see(value))
+            main.snapshot(name)
+            lineage = engine.store.export(name).host.lineage
+            made.append({stage: dict(epochs) for stage, epochs in lineage.made.items()})
+            main.act()
+        older, newer = made
+        for stage, name in (("context", "image"), ("action", "noise"), ("action", "image")):
+            assert newer[stage][name] > older[stage][name]
+        for stage in ("prompt", "context"):
+            assert newer[stage]["tokens"] == older[stage]["tokens"]
+        main.restore("first")
+        main.act()
+        for name, expected in zip(("first", "second"), made, strict=True):
+            assert engine.store.export(name).host.lineage.made == expected
+
     def test_context_after_restore_needs_new_images(self, main: Session) -> None:
         main.decide(toy.see(1))
         main.snapshot("mark")

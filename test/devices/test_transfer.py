@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flashrt_core.capsule.state import Place
 from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.devices import Device
 from flashrt_core.devices.base import NUMPY_DTYPES
@@ -191,12 +192,21 @@ def test_a_graph_that_cannot_be_made_leaves_nothing_open(whole: FakeCuda) -> Non
 
 def test_a_failed_launch_saves_nothing(session: Session, whole: FakeCuda) -> None:
     session.snapshot("mark")
-    whole.failing = {"cuGraphLaunch": Result.CUDA_ERROR_OUT_OF_MEMORY}
-    with pytest.raises(DeviceError, match="cuGraphLaunch"):
-        session.snapshot("mark")
-    whole.failing = {}
+    for name in ("mark", "new", "mark"):
+        whole.failing = {"cuGraphLaunch": Result.CUDA_ERROR_OUT_OF_MEMORY}
+        with pytest.raises(DeviceError, match="cuGraphLaunch"):
+            session.snapshot(name)
+        whole.failing = {}
     assert session.engine.store.list() == []  # half a capsule is none
-    session.snapshot("mark")
+    for name in ("mark", "new"):
+        session.snapshot(name)  # and no slot is lost
+    session.engine.store.drop("new")
+    whole.failing = {"cuMemcpyAsync": Result.CUDA_ERROR_OUT_OF_MEMORY}
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="cuMemcpyAsync"):
+            session.engine.store.to_host("mark")
+    whole.failing = {}
+    assert session.engine.store.to_host("mark").place is Place.HOST
 
 
 @pytest.mark.parametrize("bucket", [0, 1])
