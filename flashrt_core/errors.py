@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 # Users' values end up in messages, and messages in logs and service answers: a prompt of a megabyte
 # must not. `what` and `expected` are mostly the package's own words, and may list more.
 _OWN_LIMIT, _VALUE_LIMIT = 400, 200
+_REMEDY_LIMIT = 2000  # of a command with paths, which is of no use when it is cut
 
 
 def shorten(value: object, limit: int = _VALUE_LIMIT) -> str:
@@ -77,7 +78,7 @@ class FlashRTError(Exception):
         if details:
             line += ": " + ", ".join(details)
         if self.remedy:
-            line += f"; {shorten(self.remedy)}"
+            line += f"; {shorten(self.remedy, _REMEDY_LIMIT)}"
         return " ".join(line.split())
 
 

@@ -8,6 +8,11 @@ from flashrt_core.errors import InputError, OptionError, shorten
 from flashrt_core.text import check_text, is_visible
 
 
+def test_a_command_in_a_remedy_is_whole() -> None:
+    command = "run flashrt calibrate --output '" + "/long" * 100 + "/my scales.json' --npz FILE"
+    assert str(OptionError("option 'x'", remedy=command)).endswith(f"; {command}")
+
+
 def test_short_values_stay_as_they_are() -> None:
     assert shorten("a\n b") == "a b"
     assert shorten(["a", 1]) == "['a', 1]"
@@ -31,7 +36,7 @@ def test_of_a_long_list_the_first_items_and_the_number_of_the_others_stay() -> N
 
 def test_every_field_of_an_error_is_bounded() -> None:
     error = InputError("w" * 9999, expected=["e"] * 9999, got="g" * 9999, remedy="r" * 9999)
-    assert len(str(error)) < 1300
+    assert len(str(error)) < 3100
     assert error.got == "g" * 9999, "what was given stays for the program"
 
 
