@@ -1,13 +1,15 @@
 # `make demo` and `make test` need Debian 12 (or alike) with python3, python3-venv, python3-dev, g++
-# and make. Everything else comes from pip, pinned in requirements/, into .venv.
+# and make. Everything else comes from pip, pinned in requirements/, into .venv and .venv-jazzy.
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
+JAZZY := $(CURDIR)/.venv-jazzy
 
-# One ROS 2 in a process: that of .venv. What a sourced workspace sets does not reach the recipes.
+# One ROS 2 in a process: that of its environment. What a sourced workspace sets does not reach the recipes.
 unexport COLCON_PREFIX_PATH CMAKE_PREFIX_PATH LD_LIBRARY_PATH PYTHONHOME PYTHONPATH
 unexport RMW_IMPLEMENTATION ROS_DISTRO _ROS_WHEELS_BOOTSTRAP_COMPLETE
-run = @echo "+ $(1)"; PATH="$(VENV)/bin:$$PATH" VIRTUAL_ENV="$(VENV)" AMENT_PREFIX_PATH="$(VENV)" $(1)
+run_in = @echo "+ $(2)"; PATH="$(1)/bin:$$PATH" VIRTUAL_ENV="$(1)" AMENT_PREFIX_PATH="$(1)" $(2)
+run = $(call run_in,$(VENV),$(1))
 
 # Stay on this machine, and out of the domain of a robot that may run on it.
 export ROS_AUTOMATIC_DISCOVERY_RANGE ?= LOCALHOST
@@ -16,16 +18,20 @@ export ROS_DOMAIN_ID := $(shell shuf -i 20-100 -n 1)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test library kernels gpu-check lint setup setup-dev setup-gpu clean
+.PHONY: help demo test test-jazzy library kernels gpu-check lint setup setup-dev setup-gpu setup-jazzy clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: setup ## Run the small policy over real ROS 2 topics; write out/demo.json and out/demo.png.
 	$(call run,flashrt demo)
 
-test: lint ## Run ruff, mypy and pytest.
+test: lint ## Run ruff, mypy and pytest on ROS 2 Kilted, then test-jazzy.
 	$(call run,python -m pytest $(PYTEST_ARGS))
+	@$(MAKE) --no-print-directory test-jazzy
+
+test-jazzy: setup-jazzy ## Run the tests marked `jazzy` on ROS 2 Jazzy.
+	$(call run_in,$(JAZZY),python -m pytest -q -m jazzy test/ros test/launch $(JAZZY_PYTEST_ARGS))
 
 library: ## Build the library of the C interface of this checkout.
 	$(PYTHON) tools/build_abi.py
@@ -52,5 +58,8 @@ setup-dev: ## The same, with the tools that `make test` needs.
 setup-gpu: ## The same, with what a GPU needs: torch for CUDA 13 and the extra `cuda`.
 	@$(PYTHON) tools/environment.py --gpu
 
-clean: ## Remove .venv, build output and caches.
-	rm -rf .venv build install log out .mypy_cache .ruff_cache .pytest_cache *.egg-info
+setup-jazzy: ## Set up .venv-jazzy for test-jazzy, or bring it up to date.
+	@$(PYTHON) tools/environment.py --ros jazzy --dev
+
+clean: ## Remove environments, build output and caches.
+	rm -rf .venv .venv-jazzy build install log out .mypy_cache .ruff_cache .pytest_cache *.egg-info

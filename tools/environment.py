@@ -1,4 +1,6 @@
-"""Set up .venv for `make demo` and `make test`: what is missing or out of date, and nothing else.
+"""Set up .venv for `make demo` and `make test`, .venv-jazzy for the tests that run on Jazzy too.
+
+What is missing or out of date is done, and nothing else.
 
 Runs on the system's Python before anything is installed, so it uses the standard library alone.
 Each step leaves a stamp holding the digest of what it was made from; a step runs again only when
@@ -19,16 +21,15 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VENV = ROOT / ".venv"
-STATE = VENV / "setup"
-LOG = STATE / "setup.log"
 SUPPORTED = ((3, 11), (3, 13))  # the ROS 2 wheels end at 3.13
 
-PINNED = ("requirements/runtime.txt", "requirements/ros-kilted.txt")
-PINNED_DEV = ("requirements/dev.txt",)
+PINNED = "requirements/runtime.txt"
+PINNED_DEV = "requirements/dev.txt"
 CUDA = "13"  # what torch must be built for, where a GPU is to be used
 INTERFACE_SOURCES = ("CMakeLists.txt", "package.xml", "cmake", "msg", "srv", "tools/interfaces.py")
 ABI_SOURCES = ("csrc/abi", "csrc/include", "tools/build_abi.py")
@@ -45,6 +46,41 @@ FOREIGN_VARIABLES = (
     "PYTHONPATH",
     "_ROS_WHEELS_BOOTSTRAP_COMPLETE",
 )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with one ROS 2 in it: wheels of two would overwrite each other."""
+
+    ros: str
+    venv: Path
+
+    @property
+    def state(self) -> Path:
+        """Folder of the stamps and of the log."""
+        return self.venv / "setup"
+
+    @property
+    def log(self) -> Path:
+        """What the steps printed."""
+        return self.state / "setup.log"
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.venv / "bin" / "python")
+
+    @property
+    def ros_file(self) -> str:
+        """Pinned wheels of its ROS 2."""
+        return f"requirements/ros-{self.ros}.txt"
+
+
+# Each is whole, torch included, though that is unpacked twice. What a .venv-jazzy that borrows from
+# .venv would save is a minute, and it would see Kilted's wheels as well: they lie among the rest.
+KILTED = Environment("kilted", ROOT / ".venv")
+JAZZY = Environment("jazzy", ROOT / ".venv-jazzy")
+ENVIRONMENTS = {each.ros: each for each in (KILTED, JAZZY)}
 
 
 def say(text: str) -> None:
@@ -90,27 +126,27 @@ def check_system() -> None:
         )
 
 
-def child_environment() -> dict[str, str]:
-    """Environment of every step: .venv first on the path, nothing of another ROS 2 in it."""
+def child_environment(target: Environment) -> dict[str, str]:
+    """Environment of every step: the target first on the path, nothing of another ROS 2 in it."""
     env = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
-    env["VIRTUAL_ENV"] = str(VENV)
-    env["PATH"] = f"{VENV / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
+    env["VIRTUAL_ENV"] = str(target.venv)
+    env["PATH"] = f"{target.venv / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
     env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     return env
 
 
-def call(command: list[str], *, show: str = "$.", **variables: str) -> None:
+def call(target: Environment, command: list[str], *, show: str = "$.", **variables: str) -> None:
     """Run a command into the log; lines that match ``show`` go to the terminal too.
 
     Raises:
         SystemExit: it failed; the end of the log is printed first.
     """
-    with LOG.open("a") as log:
+    with target.log.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
         with subprocess.Popen(
             command,
             cwd=ROOT,
-            env=child_environment() | variables,
+            env=child_environment(target) | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,33 +161,33 @@ def call(command: list[str], *, show: str = "$.", **variables: str) -> None:
                     print(f"        {line.strip()[:90]}", flush=True)
     if process.returncode:
         print("".join(tail), end="")
-        raise SystemExit(f"[setup] failed: {' '.join(command)}; whole log: {LOG}")
+        raise SystemExit(f"[setup] failed: {' '.join(command)}; whole log: {target.log}")
 
 
-def install(*files: str, packages: Iterable[str] = ()) -> None:
+def install(target: Environment, *files: str, packages: Iterable[str] = ()) -> None:
     """pip install of pinned requirement files, then a check that they fit together."""
     arguments = [*(word for file in files for word in ("-r", file)), *packages]
-    python = str(VENV / "bin" / "python")
-    call([python, "-m", "pip", "install", *arguments], show=r"Downloading .* MB|^Installing")
-    call([python, "-m", "pip", "check"])
+    pip = [target.python, "-m", "pip"]
+    call(target, [*pip, "install", *arguments], show=r"Downloading .* MB|^Installing")
+    call(target, [*pip, "check"])
 
 
-def create_venv() -> None:
-    """A new .venv in place of whatever lies there."""
-    if VENV.exists():
-        shutil.rmtree(VENV)
+def create_venv(target: Environment) -> None:
+    """A new, empty environment in place of whatever lies there."""
+    if target.venv.exists():
+        shutil.rmtree(target.venv)
     environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
     # Captured: there is no folder for a log yet, and an interrupted venv prints its traceback.
     made = subprocess.run(
-        [sys.executable, "-m", "venv", str(VENV)],
+        [sys.executable, "-m", "venv", str(target.venv)],
         env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     if made.returncode:
         print(made.stdout, end="")
-        raise SystemExit(f"[setup] failed: {sys.executable} -m venv {VENV}")
-    STATE.mkdir()
+        raise SystemExit(f"[setup] failed: {sys.executable} -m venv {target.venv}")
+    target.state.mkdir()
     # colcon would take every package of the environment for one of the workspace.
-    (VENV / "COLCON_IGNORE").touch()
+    (target.venv / "COLCON_IGNORE").touch()
 
 
 def cuda_packages() -> list[str]:
@@ -162,60 +198,60 @@ def cuda_packages() -> list[str]:
     return list(project["optional-dependencies"]["cuda"])
 
 
-def check_torch() -> None:
-    """Refuse a torch in .venv that cannot use a GPU.
+def check_torch(target: Environment) -> None:
+    """Refuse a torch that cannot use a GPU.
 
     Raises:
         SystemExit: it is built for the CPU, or for another CUDA.
     """
     ask = "import torch; print(torch.__version__, torch.version.cuda)"
-    command = [str(VENV / "bin" / "python"), "-c", ask]
+    command = [target.python, "-c", ask]
     done = subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, check=False
+        command, env=child_environment(target), capture_output=True, text=True, check=False
     )
     version, _, cuda = done.stdout.strip().partition(" ")
     if cuda.split(".")[0] != CUDA:
         raise SystemExit(
             f"[setup] torch: expected one built for CUDA {CUDA}, got {version or 'none'} (CUDA "
             f"{cuda or 'unknown'}); install the same version from torch's CUDA {CUDA} index with "
-            f"{VENV / 'bin' / 'pip'}, then run make again"
+            f"{target.venv / 'bin' / 'pip'}, then run make again"
         )
 
 
-def build_interfaces() -> None:
-    """Generate, compile and install messages and services into .venv."""
+def build_interfaces(target: Environment) -> None:
+    """Generate, compile and install messages and services into the environment."""
     for folder in ("share/flashrt_ros", "include/flashrt_ros"):
-        shutil.rmtree(VENV / folder, ignore_errors=True)
-    for generated in VENV.glob("lib/python3*/site-packages/flashrt_ros"):
+        shutil.rmtree(target.venv / folder, ignore_errors=True)
+    for generated in target.venv.glob("lib/python3*/site-packages/flashrt_ros"):
         shutil.rmtree(generated)
-    for library in VENV.glob("lib/libflashrt_ros__*.so"):
+    for library in target.venv.glob("lib/libflashrt_ros__*.so"):
         library.unlink()
-    python = str(VENV / "bin" / "python")
-    build = STATE / "interfaces"
-    call([python, "tools/interfaces.py", "--build-dir", str(build), "--prefix", str(VENV)])
+    build = target.state / "interfaces"
+    options = ["--build-dir", str(build), "--prefix", str(target.venv)]
+    call(target, [target.python, "tools/interfaces.py", *options])
     shutil.rmtree(build)
 
 
-def link_project() -> None:
-    """Put the checkout on the path of .venv, with its console scripts and metadata.
+def link_project(target: Environment) -> None:
+    """Put the checkout on the path of the environment, with its console scripts and metadata.
 
     "compat" asks for a plain path entry. The default, an import hook, would come second to the
     generated flashrt_ros folder in site-packages.
     """
-    python = str(VENV / "bin" / "python")
+    pip = [target.python, "-m", "pip"]
     options = ["--no-deps", "--no-build-isolation", "--config-settings", "editable_mode=compat"]
-    call([python, "-m", "pip", "install", *options, "-e", "."], FLASHRT_CORE_ONLY="1")
+    call(target, [*pip, "install", *options, "-e", "."], FLASHRT_CORE_ONLY="1")
 
 
-def step(name: str, key: str, text: str, action: Callable[[], None]) -> None:
+def step(target: Environment, name: str, key: str, text: str, action: Callable[[], None]) -> None:
     """Run ``action`` unless the stamp of this step already holds ``key``."""
-    stamp = STATE / name
+    stamp = target.state / name
     if stamp.is_file() and stamp.read_text() == key:
         return
     say(text)
     began = time.monotonic()
-    unfinished = STATE / "unfinished"
-    if STATE.is_dir():
+    unfinished = target.state / "unfinished"
+    if target.state.is_dir():
         unfinished.write_text(name)
         stamp.unlink(missing_ok=True)
     try:
@@ -229,76 +265,88 @@ def step(name: str, key: str, text: str, action: Callable[[], None]) -> None:
     say(f"{name}: done in {time.monotonic() - began:.0f} s")
 
 
-def set_up(*, dev: bool, gpu: bool = False) -> None:
-    """Bring .venv up to date; ``dev`` adds what `make test` needs, ``gpu`` what a GPU does.
+def set_up(target: Environment, *, dev: bool, gpu: bool = False) -> None:
+    """Bring the target up to date; ``dev`` adds what tests need, ``gpu`` what a GPU does.
 
     SystemExit where a step fails, or where torch cannot use a GPU that is to be used.
     """
-    if (STATE / "unfinished").is_file():
-        left = (STATE / "unfinished").read_text()
-        say(f"an earlier set-up was cut off in step '{left}'; starting again from an empty .venv")
-        shutil.rmtree(VENV)
+    take = partial(step, target)
+    if (target.state / "unfinished").is_file():
+        left = (target.state / "unfinished").read_text()
+        name = target.venv.name
+        say(f"an earlier set-up was cut off in step '{left}'; starting again from an empty {name}")
+        shutil.rmtree(target.venv)
     python = digest((), salt=f"{sys.version} {os.path.realpath(sys.executable)} {ROOT}")
-    step(
-        "python", python, f"creating {VENV.name} with Python {sys.version.split()[0]}", create_venv
+    take(
+        "python",
+        python,
+        f"creating {target.venv.name} with Python {sys.version.split()[0]}",
+        lambda: create_venv(target),
     )
-    step(
-        "packages",
-        digest(PINNED, salt=python),
-        "installing pinned packages and ROS 2 Kilted wheels (torch makes this the long step)",
-        lambda: install(*PINNED),
-    )
-    if dev:
-        step(
-            "dev-packages",
-            digest((*PINNED, *PINNED_DEV), salt=python),
-            "installing ruff, mypy and pytest",
-            lambda: install(*PINNED, *PINNED_DEV),
-        )
-    if gpu:
-        packages = cuda_packages()
-        step(
-            "cuda-packages",
-            digest((*PINNED, *PINNED_DEV), salt=f"{python} {packages}"),
-            f"installing {', '.join(packages)}",
-            lambda: install(*PINNED, *PINNED_DEV, packages=packages),
-        )
-        check_torch()
-    step(
+    install_packages(target, python, dev=dev, gpu=gpu)
+    take(
         "interfaces",
-        digest((*INTERFACE_SOURCES, PINNED[1]), salt=python),
+        digest((*INTERFACE_SOURCES, target.ros_file), salt=python),
         "building messages and services (about half a minute)",
-        build_interfaces,
+        lambda: build_interfaces(target),
     )
-    step(
-        "c-interface",
-        digest(ABI_SOURCES, salt=python),
-        "building the library of the C interface",
-        lambda: call([str(VENV / "bin" / "python"), "tools/build_abi.py"]),
-    )
-    step(
+    if target is KILTED:  # it goes into the checkout, and knows no ROS
+        take(
+            "c-interface",
+            digest(ABI_SOURCES, salt=python),
+            "building the library of the C interface",
+            lambda: call(target, [target.python, "tools/build_abi.py"]),
+        )
+    take(
         "project",
         digest(PROJECT_SOURCES, salt=python),
         "linking this checkout into the environment",
-        link_project,
+        lambda: link_project(target),
     )
 
 
+def install_packages(target: Environment, python: str, *, dev: bool, gpu: bool) -> None:
+    """The steps of pip; ``python`` is the key of the interpreter."""
+    take = partial(step, target)
+    pinned = (PINNED, target.ros_file)
+    with_dev = (*pinned, PINNED_DEV)
+    # One call of pip: a second one would first go through all that the first installed.
+    name, files = ("dev-packages", with_dev) if dev else ("packages", pinned)
+    take(
+        name,
+        digest(files, salt=python),
+        f"installing pinned packages and ROS 2 {target.ros.title()} wheels (torch makes this the "
+        "long step)",
+        lambda: install(target, *files),
+    )
+    if gpu:
+        packages = cuda_packages()
+        take(
+            "cuda-packages",
+            digest(with_dev, salt=f"{python} {packages}"),
+            f"installing {', '.join(packages)}",
+            lambda: install(target, *with_dev, packages=packages),
+        )
+        check_torch(target)
+
+
 def main() -> None:
-    """Set up or bring up to date the environment of this checkout (.venv)."""
+    """Set up or bring up to date an environment of this checkout."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--dev", action="store_true", help="with the tools that `make test` needs")
     parser.add_argument("--gpu", action="store_true", help="the same, with the CUDA device")
+    parser.add_argument("--ros", choices=ENVIRONMENTS, default="kilted", help="which ROS 2")
     arguments = parser.parse_args()
-    if Path(sys.prefix).resolve() == VENV.resolve():
-        # Run from the activated .venv, which may have to go: continue on the Python that made it.
+    target = ENVIRONMENTS[arguments.ros]
+    if Path(sys.prefix).resolve() in [each.venv.resolve() for each in ENVIRONMENTS.values()]:
+        # Run from one that is activated and may have to go: continue on the Python that made it.
         base: str = sys._base_executable  # type: ignore[attr-defined]
-        os.execve(base, [base, *sys.argv], child_environment())
+        os.execve(base, [base, *sys.argv], child_environment(target))
     check_system()
     # Two `make` at once: the second waits, then finds everything done.
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        set_up(dev=arguments.dev or arguments.gpu, gpu=arguments.gpu)
+        set_up(target, dev=arguments.dev or arguments.gpu, gpu=arguments.gpu)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,14 @@ _JAZZY_GENERATORS = (
     "fastrtps-cmake-module",
     "python-cmake-module",
 )
+GENERATORS = {"kilted": _GENERATORS, "jazzy": _JAZZY_GENERATORS}
 
 
 def _interface_requirements() -> list[str]:
     if os.environ.get("FLASHRT_CORE_ONLY") == "1" or os.environ.get("AMENT_PREFIX_PATH"):
         return []
     distro = os.environ.get("FLASHRT_ROS_DISTRO", "kilted")
-    names = {"kilted": _GENERATORS, "jazzy": _JAZZY_GENERATORS}.get(distro)
+    names = GENERATORS.get(distro)
     if names is None:
         raise SystemExit(f"FLASHRT_ROS_DISTRO: expected kilted or jazzy, got {distro}")
     return ["cmake>=3.20", "ninja", "catkin-pkg", "numpy", *(f"ros-{distro}-{n}" for n in names)]

@@ -22,7 +22,7 @@ LAUNCH_FILES = sorted((ROOT / "launch").glob("pi05_*.launch.py"))
 CONFIGURE, ACTIVATE = 1, 3  # numbers of lifecycle_msgs/msg/Transition
 OVERRIDES = ("device", "checkpoint", "precision")
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.jazzy]
 pytest.importorskip("lifecycle_msgs.msg")
 
 

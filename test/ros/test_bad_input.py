@@ -103,6 +103,7 @@ def test_refused_with_a_reason(
     assert robot.part("decisions")["stale"] == misses, "the good one before served"
 
 
+@pytest.mark.jazzy
 @pytest.mark.parametrize("topic", ["front", "wrist", "joints"])
 def test_bytes_that_are_no_message(robot: Robot, topic: str) -> None:
     before = robot.fresh_part(f"input {topic}")
@@ -189,6 +190,7 @@ def test_a_camera_that_stops_silences_the_chunks_until_it_returns(robot: Robot) 
     wait_until(lambda: robot.fresh_part("decisions") and robot.levels["policy: decisions"][0] == 0)
 
 
+@pytest.mark.jazzy
 def test_a_publisher_whose_qos_does_not_fit_is_reported(start: Callable[..., Robot]) -> None:
     namespace = "/picky"
     option = f"qos_overrides.{namespace}/front.subscription.reliability"

@@ -109,6 +109,7 @@ def test_sources_that_set_nothing_are_named(ask: Callable[..., Any]) -> None:
     assert [source.text.rsplit("/")[-1] for source in asked.idle] == ["0.yaml", "hand:x:=3"]
 
 
+@pytest.mark.jazzy
 def test_on_the_node(start: Callable[..., Robot], tmp_path: Path) -> None:
     stray = tmp_path / "stray.yaml"
     stray.write_text("polici:\n  ros__parameters: {rate_hz: 99.0}\n")

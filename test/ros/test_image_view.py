@@ -17,7 +17,7 @@ from sensor_msgs.msg import Image
 from flashrt_core.images import to_rgb
 from flashrt_ros.image_view import view_image
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.jazzy]
 
 
 def message(frame: str = "camera", encoding: str = "rgb8", size: int = 12) -> Any:

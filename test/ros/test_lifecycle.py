@@ -28,7 +28,7 @@ from rcl_interfaces.srv import SetParameters
 
 from .harness import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Robot, wait_until
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.jazzy]
 WRONG_STATE = 80
 SERVICES = {
     "save_capsule": SaveCapsule,

@@ -30,6 +30,7 @@ def schedule_of(message: object) -> Chunk:
     return Chunk(to_ns(message.first_action_stamp), to_ns(message.dt), rows, message.sequence)
 
 
+@pytest.mark.jazzy
 def test_a_trajectory_is_the_part_of_a_chunk_that_is_still_to_come(
     start: Callable[..., Robot],
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_trajectory_is_the_part_of_a_chunk_that_is_still_to_come(
     assert robot.target.stop() == 0
 
 
+@pytest.mark.jazzy
 def test_commands_are_the_rows_that_are_due_at_the_control_rate(
     start: Callable[..., Robot],
 ) -> None:

@@ -158,6 +158,7 @@ def test_the_reference_in_the_docs_is_current() -> None:
         assert param.doc.endswith("."), param.name
 
 
+@pytest.mark.jazzy
 @pytest.mark.ros
 class TestOnANode:
     """Declaring on a real node, with values as a parameter file would give them."""

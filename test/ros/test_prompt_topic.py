@@ -31,6 +31,7 @@ def publisher(robot: Robot, qos: Any = None) -> Any:
     return robot.node.create_publisher(String, f"{robot.target.name}/prompt", qos or latched_qos())
 
 
+@pytest.mark.jazzy
 def test_the_last_prompt_counts_even_for_who_comes_later(start: Callable[..., Robot]) -> None:
     robot = start(prompt="")
     topic = publisher(robot)
@@ -48,6 +49,7 @@ def test_the_last_prompt_counts_even_for_who_comes_later(start: Callable[..., Ro
     assert robot.fresh_part("decisions")["prompts_taken"] == "1"
 
 
+@pytest.mark.jazzy
 def test_what_the_service_refuses_the_topic_refuses(start: Callable[..., Robot]) -> None:
     robot = start(prompt="wave")
     robot.bring_up()
@@ -67,6 +69,7 @@ def test_what_the_service_refuses_the_topic_refuses(start: Callable[..., Robot])
     assert robot.target.alive and "Traceback" not in robot.target.log
 
 
+@pytest.mark.jazzy
 def test_a_publisher_that_does_not_latch_is_reported(start: Callable[..., Robot]) -> None:
     robot = start()
     robot.bring_up()

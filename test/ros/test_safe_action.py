@@ -150,6 +150,7 @@ def test_a_failed_decision_stops_the_robot_before_the_chunk_is_over(
     assert all(np.isfinite(positions(h.message)).all() for h in cell.heard.trajectories)
 
 
+@pytest.mark.jazzy
 def test_leaving_the_active_state_stops_the_robot(cell: Workcell) -> None:
     cell.settle()
     assert cell.robot.change(DEACTIVATE)
@@ -232,6 +233,7 @@ def test_a_lost_controller_is_noticed_and_held_commands_go_on(
     assert robot.target.stop() == 0
 
 
+@pytest.mark.jazzy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_is_told_to_end_stops_the_robot_first(
     start: Callable[..., Robot], number: signal.Signals

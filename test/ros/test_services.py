@@ -70,6 +70,7 @@ def data(response: Any) -> bytes:
     return bytes(chunk(response).data.tobytes())
 
 
+@pytest.mark.jazzy
 def test_a_chunk_says_what_it_is(robot: Robot) -> None:
     robot.chunks.clear()
     robot.timings.clear()
@@ -107,6 +108,7 @@ def test_same_seed_same_inputs_same_bits_in_every_activation(robot: Robot) -> No
     assert [data(robot.decide()) for _ in range(3)] == first
 
 
+@pytest.mark.jazzy
 def test_capsules_bring_a_session_back_to_the_bit(robot: Robot) -> None:
     robot.decide()
     saved = robot.call(SaveCapsule, "save_capsule", name="here")
@@ -136,6 +138,7 @@ def test_a_restore_while_inactive_survives_the_activation(robot: Robot) -> None:
     assert chunk(robot.decide()).sequence == 3
 
 
+@pytest.mark.jazzy
 def test_forked_sessions_continue_like_their_source_and_stay_off_the_topic(robot: Robot) -> None:
     robot.decide()
     fork = robot.call(ForkSession, "fork_session", new_session="branch")
@@ -158,6 +161,7 @@ def test_forked_sessions_continue_like_their_source_and_stay_off_the_topic(robot
     )
 
 
+@pytest.mark.jazzy
 def test_limits_and_unknown_names(robot: Robot) -> None:
     cases: list[tuple[Any, str, dict[str, Any], int, str]] = [
         (RestoreCapsule, "restore_capsule", {"name": "none"}, CAPSULE, "'none'"),
@@ -204,6 +208,7 @@ def test_limits_and_unknown_names(robot: Robot) -> None:
     assert node["sessions"] == "a, b, main"
 
 
+@pytest.mark.jazzy
 def test_prompts(robot: Robot) -> None:
     plain = data(robot.decide())
     for prompt in ("", "   ", "\u202e\u200b", "wave\x07", "wa\rve", "\u3164", "very " * 2000):
@@ -252,6 +257,7 @@ def test_an_unknown_session_is_said_before_any_wait_for_inputs(robot: Robot) -> 
     assert robot.decide(0.0, session="main", **never).error_code == TIMEOUT
 
 
+@pytest.mark.jazzy
 def test_deactivation_releases_a_waiting_request(robot: Robot) -> None:
     never = [time_message(robot.now_ns() + 10**15)]
     client = robot.client(Decide, "decide")
@@ -265,6 +271,7 @@ def test_deactivation_releases_a_waiting_request(robot: Robot) -> None:
     assert robot.change(ACTIVATE)
 
 
+@pytest.mark.jazzy
 def test_a_flood_of_requests_is_answered_or_refused_never_dropped(robot: Robot) -> None:
     client = robot.client(Decide, "decide")
     pending = [client.call_async(Decide.Request()) for _ in range(40)]

@@ -76,6 +76,7 @@ def simulate() -> Iterator[Callable[..., Simulation]]:
         simulation.close()
 
 
+@pytest.mark.jazzy
 def test_simulated_time_paces_decisions_and_may_jump_back(
     start: Callable[..., Robot], simulate: Callable[..., Simulation]
 ) -> None:
