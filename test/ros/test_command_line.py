@@ -69,6 +69,7 @@ def ask(tmp_path: Path) -> Iterator[Callable[..., tuple[dict[str, Any], Asked]]]
         rclpy.shutdown(context=context)
 
 
+@pytest.mark.jazzy
 @pytest.mark.parametrize(
     ("parts", "value"),
     [
@@ -92,6 +93,7 @@ def test_the_last_source_counts(ask: Callable[..., Any], parts: list[str], value
     assert values["x"] == value and type(values["x"]) is type(value)
 
 
+@pytest.mark.jazzy
 def test_what_rcl_gets_right_is_left_to_it(ask: Callable[..., Any]) -> None:
     values, asked = ask("/**\nx: 5, y: [1, 2], z: a", "x:=6", "/**\nz: b")
     assert asked == Asked()
@@ -99,6 +101,7 @@ def test_what_rcl_gets_right_is_left_to_it(ask: Callable[..., Any]) -> None:
     assert ask() == (ask()[0], Asked())
 
 
+@pytest.mark.jazzy
 def test_parameters_of_rclpy_itself_count_too(ask: Callable[..., Any]) -> None:
     values, _ = ask("/**\nuse_sim_time: 'yes'", "use_sim_time:=true")
     assert values["use_sim_time"] is True
@@ -109,7 +112,6 @@ def test_sources_that_set_nothing_are_named(ask: Callable[..., Any]) -> None:
     assert [source.text.rsplit("/")[-1] for source in asked.idle] == ["0.yaml", "hand:x:=3"]
 
 
-@pytest.mark.jazzy
 def test_on_the_node(start: Callable[..., Robot], tmp_path: Path) -> None:
     stray = tmp_path / "stray.yaml"
     stray.write_text("polici:\n  ros__parameters: {rate_hz: 99.0}\n")

@@ -28,7 +28,7 @@ from rcl_interfaces.srv import SetParameters
 
 from .harness import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Robot, wait_until
 
-pytestmark = [pytest.mark.ros, pytest.mark.jazzy]
+pytestmark = pytest.mark.ros
 WRONG_STATE = 80
 SERVICES = {
     "save_capsule": SaveCapsule,
@@ -62,6 +62,7 @@ def string(value: str) -> ParameterValue:
     return ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=value)
 
 
+@pytest.mark.jazzy
 def test_every_transition_and_what_each_state_does(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz=20.0)
     wrong_state(robot, list(SERVICES), "unconfigured")
@@ -110,6 +111,7 @@ def run_active(robot: Robot) -> list[Any]:
     return taken
 
 
+@pytest.mark.jazzy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_active_ends_the_process_in_order(
     start: Callable[..., Robot], number: signal.Signals
@@ -124,6 +126,7 @@ def test_a_signal_while_active_ends_the_process_in_order(
     assert "Traceback" not in robot.target.log and "left behind" not in robot.target.log
 
 
+@pytest.mark.jazzy
 def test_a_failed_configure_is_explained_and_can_be_repaired(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz="fast", camera__front__max_agee=1.0)
     assert not robot.change(CONFIGURE)
@@ -188,6 +191,7 @@ def test_every_reason_not_to_configure_leaves_a_node_that_can(start: Callable[..
     assert "Traceback" not in robot.target.log
 
 
+@pytest.mark.jazzy
 def test_a_parameter_file_that_does_not_parse_is_one_line(start: Callable[..., Robot]) -> None:
     robot = start(action__dt_s=[0, 1.5])
     assert robot.target.process.wait(30) == 1
@@ -212,7 +216,7 @@ def test_two_nodes_of_one_name(start: Callable[..., Robot]) -> None:
         assert not second.change(CONFIGURE)
         return refusal in second.target.log
 
-    wait_until(refused, 20.0)
+    wait_until(refused, 20.0, lambda: f"a refusal in:\n{second.target.log}")
     assert "-r __node:=NAME" in second.target.log
     assert first.target.alive and second.target.alive
     first.wait_chunks(2)

@@ -30,7 +30,6 @@ def schedule_of(message: object) -> Chunk:
     return Chunk(to_ns(message.first_action_stamp), to_ns(message.dt), rows, message.sequence)
 
 
-@pytest.mark.jazzy
 def test_a_trajectory_is_the_part_of_a_chunk_that_is_still_to_come(
     start: Callable[..., Robot],
 ) -> None:

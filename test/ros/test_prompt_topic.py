@@ -49,7 +49,6 @@ def test_the_last_prompt_counts_even_for_who_comes_later(start: Callable[..., Ro
     assert robot.fresh_part("decisions")["prompts_taken"] == "1"
 
 
-@pytest.mark.jazzy
 def test_what_the_service_refuses_the_topic_refuses(start: Callable[..., Robot]) -> None:
     robot = start(prompt="wave")
     robot.bring_up()

@@ -233,8 +233,9 @@ def test_a_lost_controller_is_noticed_and_held_commands_go_on(
     assert robot.target.stop() == 0
 
 
-@pytest.mark.jazzy
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.jazzy), signal.SIGTERM]
+)
 def test_a_process_that_is_told_to_end_stops_the_robot_first(
     start: Callable[..., Robot], number: signal.Signals
 ) -> None:
