@@ -111,8 +111,9 @@ def run_active(robot: Robot) -> list[Any]:
     return taken
 
 
-@pytest.mark.jazzy
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.jazzy), signal.SIGTERM]
+)
 def test_a_signal_while_active_ends_the_process_in_order(
     start: Callable[..., Robot], number: signal.Signals
 ) -> None:

@@ -68,7 +68,6 @@ def test_what_the_service_refuses_the_topic_refuses(start: Callable[..., Robot])
     assert robot.target.alive and "Traceback" not in robot.target.log
 
 
-@pytest.mark.jazzy
 def test_a_publisher_that_does_not_latch_is_reported(start: Callable[..., Robot]) -> None:
     robot = start()
     robot.bring_up()
