@@ -192,11 +192,15 @@ def test_the_gpu_check_runs_in_the_environment_that_it_sets_up() -> None:
 
 def test_the_tests_run_on_kilted_then_on_jazzy_each_in_its_environment() -> None:
     ran = [line for line in recipe("test") if "environment.py" in line or " -m pytest" in line]
-    kilted, whole, jazzy, part = ran
+    kilted, spread, alone, jazzy, part = ran
     assert kilted.endswith("tools/environment.py --dev")
-    assert whole.endswith(" python -m pytest ")
+    # Every folder is in one of the two, and none in both.
+    ignored = re.findall(r"--ignore=(\S+)", spread)
+    assert " python -m pytest -q -n 2 " in spread and ignored
+    assert alone.endswith(f" python -m pytest -q {' '.join(ignored)}")
+    assert all((ROOT / folder).is_dir() for folder in ignored)
     assert jazzy.endswith("tools/environment.py --ros jazzy --dev")
     assert " python -m pytest -q -m jazzy " in part
-    for line, venv in ((whole, ".venv"), (part, ".venv-jazzy")):
+    for line, venv in ((spread, ".venv"), (alone, ".venv"), (part, ".venv-jazzy")):
         for value in (f'PATH="{ROOT}/{venv}/bin:', f'AMENT_PREFIX_PATH="{ROOT}/{venv}"'):
             assert value in line
