@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from flashrt_core.errors import OptionError
 
 try:
+    from flashrt_core.cli.bench import bench_app
     from flashrt_core.cli.calibrate import bag_readers
     from flashrt_core.cli.main import app, run
     from flashrt_core.observations import Sample
@@ -111,6 +113,58 @@ def compare(
     from flashrt_ros.replay.progress import Reporter
 
     run_compare(first, second, out, Reporter())
+
+
+@bench_app.command("node")
+def bench_node(
+    params: Annotated[
+        Path | None,
+        typer.Option(help="Parameter file of the node; none: the small policy, three cameras."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 600.0,
+    camera_hz: Annotated[float, typer.Option(help="Images a second of each camera.")] = 30.0,
+    joint_hz: Annotated[float, typer.Option(help="Joint states a second.")] = 100.0,
+    size: Annotated[str, typer.Option(help="Of the images, WIDTHxHEIGHT.")] = "640x480",
+    max_joints_lost: Annotated[int, typer.Option(help="Joint states that may be lost.")] = 0,
+    max_cpu: Annotated[
+        float, typer.Option(help="CPU of the node outside the policy, % of one core.")
+    ] = 60.0,
+    max_overhead: Annotated[
+        float,
+        typer.Option(
+            help="99 % of decisions, ms: newest image to published chunk, without the engine."
+        ),
+    ] = 15.0,
+    max_growth: Annotated[float, typer.Option(help="Growth of anonymous memory, MB.")] = 4.0,
+    output: Annotated[Path | None, typer.Option(help="JSON file.")] = None,
+    domain: Domain = None,
+) -> None:
+    """The whole node under a robot's load: losses, ages, CPU, memory, overhead.
+
+    Exit status 1 where a limit does not hold.
+    """
+    from flashrt_ros.bench.command import NodeBenchOptions, run_node_bench
+    from flashrt_ros.bench.report import Limits
+    from flashrt_ros.replay.progress import Reporter
+
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
+    if found is None:
+        raise OptionError("option '--size'", expected="WIDTHxHEIGHT", got=f"'{size}'")
+    for name, rate in (("camera", camera_hz), ("joint", joint_hz)):
+        if not 0.1 <= rate <= 2000:
+            raise OptionError(f"option '--{name}-hz'", expected="0.1 to 2000", got=rate)
+    options = NodeBenchOptions(
+        parameters=params,
+        seconds=seconds,
+        camera_hz=camera_hz,
+        joint_hz=joint_hz,
+        width=int(found[1]),
+        height=int(found[2]),
+        limits=Limits(max_joints_lost, max_cpu, max_overhead, max_growth),
+        domain=domain,
+        output=output,
+    )
+    raise typer.Exit(run_node_bench(options, Reporter()))
 
 
 def _rate(text: str | None) -> float:

@@ -42,11 +42,13 @@ class Outlet:
 
 @dataclass(frozen=True)
 class _Marks:
-    """time.perf_counter_ns() at the borders of the parts of a decision."""
+    """time.perf_counter_ns() at the borders of the parts of a decision; how old its newest image
+    was at the first (ns; None where no image was looked at)."""
 
     start: int
     ingested: int
     decided: int
+    image_age_ns: int | None = None
     published: int = 0
 
 
@@ -100,15 +102,19 @@ class Decider:
             FlashRTError: whatever the session refuses.
         """
         session = self._engine.session(session_name)
-        start = time.perf_counter_ns()
+        start, image_age_ns = time.perf_counter_ns(), None
         if not reuse_context:
-            gathered = self._ingest.gather(self._outlet.now_ns(), not_before)
+            now_ns = self._outlet.now_ns()
+            gathered = self._ingest.gather(now_ns, not_before)
+            image_age_ns = now_ns - gathered.newest_image_ns
             session.observe(gathered.observation)
             self._oldest_ns[session_name] = gathered.oldest_stamp_ns
             if gathered.masked:
                 self._statistics.count("masked")
-        ingested = time.perf_counter_ns()
+        ingested, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         decision = session.act() if reuse_context else session.decide()
+        cpu_ns = time.thread_time_ns() - cpu_ns
+        self._statistics.policy_ran(cpu_ns)
         if not np.isfinite(decision.actions).all():
             # The network's own output is checked by the session; statistics can still overflow it.
             raise NumericsError(
@@ -117,7 +123,7 @@ class Decider:
                 got="NaN or infinity",
                 remedy="check the normalisation statistics",
             )
-        marks = _Marks(start, ingested, time.perf_counter_ns())
+        marks = _Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
         # After a restore or a fork the oldest input is not known, only the newest is.
         oldest_ns = min(self._oldest_ns.get(session_name, decision.stamp_ns), decision.stamp_ns)
         chunk = self._chunk(session_name, decision, oldest_ns, marks)
@@ -175,6 +181,9 @@ class Decider:
             observation_age_ms=age.sec * 1e3 + age.nanosec * 1e-6,
         )
         self._statistics.decided(timing)
+        if marks.image_age_ns is not None:
+            engine_ms = timing.context_ms + timing.action_ms
+            self._statistics.overhead(_ms(marks.image_age_ns) + timing.total_ms - engine_ms)
         self._outlet.timing(
             DecisionTiming(
                 header=chunk.header,

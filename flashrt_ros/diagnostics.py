@@ -6,6 +6,7 @@ read them (docs/node.md lists them).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,6 +151,8 @@ class Diagnostics:
         values |= {"prompt": shorten(runtime.session.prompt)}
         for part, percentiles in statistics.percentiles().items():
             values |= {f"{part}.p{p}": value for p, value in percentiles.items()}
+        values |= {f"overhead_ms.{key}": value for key, value in statistics.overheads().items()}
+        values |= {"policy_cpu_s": statistics.policy_cpu_s, "cpu_s": time.process_time()}
         problem = self._node.edge_log.open_problems().get("decisions")
         if problem:
             return _Status(ERROR, problem, values)
@@ -180,6 +183,7 @@ class Diagnostics:
             "received": counters.received,
             "accepted": counters.accepted,
             "used": counters.used,
+            "oldest_used_s": counters.oldest_used_ns / SECOND,
             "on_missing": item.on_missing,
             "masked": counters.masked,
             "overwritten": counters.overwritten,

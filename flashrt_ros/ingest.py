@@ -25,11 +25,12 @@ Choice = dict[str, Sample]  # input name -> the sample to use
 
 @dataclass(frozen=True)
 class Gathered:
-    """An observation, the stamp of its oldest part (its own stamp is that of the newest), and the
-    inputs that it does without."""
+    """An observation, the stamp of its oldest part (its own stamp is that of the newest), that of
+    its newest image, and the inputs that it does without."""
 
     observation: Observation
     oldest_stamp_ns: int
+    newest_image_ns: int
     masked: tuple[str, ...] = ()
 
 
@@ -101,12 +102,13 @@ class Ingest:
         for item in masked:
             item.mark_masked()
         for name, sample in choice.items():
-            self.inputs[name].mark_used(sample)
+            self.inputs[name].mark_used(sample, now_ns)
         views = {c.config.slot: values[choice[c.name]] for c in self.cameras if c.name in choice}
         state = values[choice[JOINTS]] if self.joints else None
         stamps = [sample.stamp_ns for sample in choice.values()]
+        image_ns = max(choice[c.name].stamp_ns for c in self.cameras if c.name in choice)
         names = tuple(item.name for item in masked)
-        return Gathered(Observation(views, state, max(stamps)), min(stamps), names)
+        return Gathered(Observation(views, state, max(stamps)), min(stamps), image_ns, names)
 
     def choose(
         self, now_ns: int, not_before: Mapping[str, int] = NOTHING

@@ -54,11 +54,13 @@ class Refusal:
 @dataclass
 class InputCounters:
     """Totals since configure. ``overwritten``: accepted, but a newer one came before any use;
-    ``masked``: decisions that went on without this input."""
+    ``masked``: decisions that went on without this input; ``oldest_used_ns``: the greatest age at
+    which a decision took a sample."""
 
     received: int = 0
     accepted: int = 0
     used: int = 0
+    oldest_used_ns: int = 0
     masked: int = 0
     overwritten: int = 0
     unstamped: int = 0
@@ -149,10 +151,12 @@ class Input(ABC):
         """Whether nothing is decided, or asked for, while this input is missing."""
         return self.on_missing == STOP
 
-    def mark_used(self, sample: Sample) -> None:
-        """Count a sample as used by a decision."""
+    def mark_used(self, sample: Sample, now_ns: int) -> None:
+        """Count a sample as used by a decision at ``now_ns``."""
         with self._lock:
             self.counters.used += 1
+            age_ns = now_ns - sample.stamp_ns
+            self.counters.oldest_used_ns = max(self.counters.oldest_used_ns, age_ns)
             self._newest_used |= sample.stamp_ns == self._newest_ns
 
     def mark_masked(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -12,6 +13,7 @@ import numpy as np
 
 PERCENTILES = (50, 95, 99)
 _WINDOW = 512  # decisions that the percentiles are taken over
+_OVERHEAD = (0.1, 5000)  # ms a bin, and bins
 
 
 @dataclass(frozen=True)
@@ -26,19 +28,55 @@ class Timing:
     observation_age_ms: float
 
 
+class Histogram:
+    """Percentiles of all values ever added, to ``step``, in memory that does not grow.
+
+    Args:
+        step: width of a bin.
+        bins: values beyond the last one count as infinite, but for the maximum.
+    """
+
+    def __init__(self, step: float, bins: int) -> None:
+        self._step = step
+        self._counts = np.zeros(bins + 1, np.int64)
+        self.maximum = -math.inf
+
+    def add(self, value: float) -> None:
+        """Count a value; negative ones count as 0."""
+        at = min(max(0, math.ceil(value / self._step)), len(self._counts) - 1)
+        self._counts[at] += 1
+        self.maximum = max(self.maximum, value)
+
+    def percentile(self, percent: float) -> float:
+        """The least multiple of ``step`` that so many values do not exceed; NaN without values."""
+        total = int(self._counts.sum())
+        if not total:
+            return math.nan
+        at = int(np.searchsorted(np.cumsum(self._counts), math.ceil(total * percent / 100)))
+        return at * self._step if at < len(self._counts) - 1 else math.inf
+
+
 class Statistics:
-    """Counters by name, and timings of the last decisions."""
+    """Counters by name, timings of the last decisions, and times of all since :meth:`reset`.
+
+    Attributes:
+        policy_cpu_s: CPU time that the inference thread spent in the policy.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._timings: deque[Timing] = deque(maxlen=_WINDOW)
+        self._overhead = Histogram(*_OVERHEAD)
+        self.policy_cpu_s = 0.0
 
     def reset(self) -> None:
         """Start from nothing."""
         with self._lock:
             self._counts.clear()
             self._timings.clear()
+            self._overhead = Histogram(*_OVERHEAD)
+            self.policy_cpu_s = 0.0
 
     def count(self, name: str) -> None:
         """Add one to a counter."""
@@ -50,6 +88,25 @@ class Statistics:
         with self._lock:
             self._counts["decisions"] += 1
             self._timings.append(timing)
+
+    def policy_ran(self, cpu_ns: int) -> None:
+        """Add CPU time of the policy."""
+        with self._lock:
+            self.policy_cpu_s += cpu_ns * 1e-9
+
+    def overhead(self, value_ms: float) -> None:
+        """Record what the node added to a decision: from the stamp of the newest image to the
+        published chunk, without the stages of the engine."""
+        with self._lock:
+            self._overhead.add(value_ms)
+
+    def overheads(self) -> dict[str, float]:
+        """Percentiles and maximum of the overhead in ms since :meth:`reset`; empty before the first
+        decision."""
+        with self._lock:
+            found = {f"p{p}": self._overhead.percentile(p) for p in PERCENTILES}
+            greatest = self._overhead.maximum
+        return found | {"max": greatest} if math.isfinite(greatest) else {}
 
     def counts(self) -> dict[str, int]:
         """All counters so far."""

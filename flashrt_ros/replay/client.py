@@ -41,7 +41,8 @@ class PolicyClient:
         node: the rclpy node, for publishers.
         chunks, timings: what arrived, in order; appended by the callback thread.
         watch: called while a service is waited for; raises when waiting has become pointless.
-        diagnostics: latest values [status name -> key -> text]; ``diagnostics_count`` arrays came.
+        diagnostics: latest values [status name -> key -> text]; ``diagnostics_count`` arrays came,
+            the last at ``diagnostics_ns`` (monotonic).
     """
 
     def __init__(self, name: str = "/policy", domain: int | None = None) -> None:
@@ -51,6 +52,7 @@ class PolicyClient:
         self.timings: list[TimingRecord] = []
         self.diagnostics: dict[str, dict[str, str]] = {}
         self.diagnostics_count = 0
+        self.diagnostics_ns = 0
         self._context = Context()
         self._context.init(args=[], domain_id=domain)
         self.node = Node(
@@ -105,7 +107,16 @@ class PolicyClient:
         for status in message.status:
             if status.hardware_id == self.name:
                 self.diagnostics[status.name] = {v.key: v.value for v in status.values}
+        self.diagnostics_ns = time.monotonic_ns()
         self.diagnostics_count += 1
+
+    def wait_for_diagnostics(self, more: int = 1, timeout_s: float = 3.0) -> bool:
+        """Wait until ``more`` further arrays came; whether they did."""
+        wanted = self.diagnostics_count + more
+        limit = time.monotonic() + timeout_s
+        while self.diagnostics_count < wanted and time.monotonic() < limit:
+            time.sleep(0.02)
+        return self.diagnostics_count >= wanted
 
     def call(self, kind: Any, name: str, request: Any, timeout_s: float = 10.0) -> Any:
         """Call service ``~/<name>`` and return its response.

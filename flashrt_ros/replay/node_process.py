@@ -74,6 +74,13 @@ class NodeProcess:
             self._command += ["-p", f"{key}:={json.dumps(value)}"]
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        if self._process is None:
+            raise self.failure("was not started")
+        return self._process.pid
+
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         environment = child_environment()

@@ -177,10 +177,7 @@ def _collect(live: LiveNode) -> None:
     """Stop deciding, then wait for the counters of the whole run to arrive."""
     time.sleep(0.2)  # the last decision and its messages are still on their way
     live.client.deactivate()
-    seen = live.client.diagnostics_count
-    limit = time.monotonic() + 3.0
-    while live.client.diagnostics_count == seen and time.monotonic() < limit:
-        time.sleep(0.02)
+    live.client.wait_for_diagnostics()
 
 
 def _record(

@@ -117,7 +117,7 @@ def test_overwriting_unused_samples_is_counted_apart_from_refusals() -> None:
         item.offer(image(T0 + k, k), T0)
     sample = item.select(T0)
     assert sample is not None
-    item.mark_used(sample)
+    item.mark_used(sample, T0)
     item.offer(image(T0 + 9, 9), T0)
     assert (item.counters.overwritten, item.counters.used) == (3, 1)
     assert sum(item.counters.refused.values()) == 0
