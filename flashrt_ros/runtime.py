@@ -23,8 +23,9 @@ from flashrt_core.load import MAIN, load
 from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
-from flashrt_ros.errors import BusyError, RequestTimeoutError, StaleInputError, WrongStateError
+from flashrt_ros.errors import BusyError, StaleInputError, WrongStateError
 from flashrt_ros.execution.control import Control
+from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.inputs import AHEAD_NS, Input, Refusal
 from flashrt_ros.loading import LoadLog, check_action_kind, load_options
@@ -33,7 +34,7 @@ from flashrt_ros.prompt_topic import PromptTopic
 from flashrt_ros.stamps import in_seconds
 from flashrt_ros.statistics import Statistics
 from flashrt_ros.subscriptions import subscribe
-from flashrt_ros.waiting import Waiters
+from flashrt_ros.waiting import Waiters, wait_for_inputs
 from flashrt_ros.wording import in_node_terms
 from flashrt_ros.worker import InferenceThread, Outcome
 
@@ -99,7 +100,7 @@ class Runtime:
                 images.opencv(f"camera '{camera.key}' (compressed)")
         self.ingest = Ingest(config, self._on_refusal)
         # Waiting requests are resumed on the executor's thread, whoever brings what they wait for.
-        decoded = self.node.create_guard_condition(self.waiters.poll)
+        decoded = self.node.create_guard_condition(self._arrived)
         release(self.node.destroy_guard_condition, decoded)
         self.ingest.start(decoded.trigger)
         release(self._stop_decoders)
@@ -109,10 +110,13 @@ class Runtime:
                 item,
                 self.ingest,
                 self._outlet.now_ns,
-                self.waiters.poll,
+                self._arrived,
                 self.edge_log,
             )
             release(self.node.destroy_subscription, subscription)
+        self._fresh = FreshImages(
+            self.node, self.ingest.cameras, config.sync_fresh_images_s, self._decide
+        )
         prompts = PromptTopic(
             self.node,
             self.worker,
@@ -180,6 +184,7 @@ class Runtime:
         if self.execution is not None:
             self.execution.start(clock)
         if self.config.rate_hz > 0.0:
+            self._fresh.start(clock)
             self._timer = self.node.create_timer(1.0 / self.config.rate_hz, self._tick, clock=clock)
 
     def stop_deciding(self, error: FlashRTError) -> None:
@@ -193,6 +198,7 @@ class Runtime:
         if self._timer is not None:
             self.node.destroy_timer(self._timer)
             self._timer = None
+            self._fresh.stop()
         self.waiters.fail_all(error)
         self.edge_log.drop("decisions")
         self.restored = False
@@ -252,40 +258,8 @@ class Runtime:
         return outcome.value
 
     async def wait_for_inputs(self, not_before: dict[str, int], timeout_s: float) -> None:
-        """Wait until every input is usable, and those named are stamped at least so (ns).
-
-        Raises:
-            RequestTimeoutError: a named input did not come in time.
-            StaleInputError: all named came, but another is missing or too old, or they do not fit
-                together; at once where an input that is not named has stopped the node.
-        """
-        if stopping := self.ingest.stopping(self._outlet.now_ns(), not_before):
-            raise self.ingest.stale_error(stopping, self._outlet.now_ns())
-        now_ns, ingest = self._outlet.now_ns, self.ingest
-        refusals = {name: ingest.inputs[name].refusals() for name in not_before}
-
-        def behind() -> list[str]:
-            stamps = {name: ingest.inputs[name].newest_stamp_ns() for name in not_before}
-            return [n for n, least in not_before.items() if (s := stamps[n]) is None or s < least]
-
-        def late() -> FlashRTError:
-            if names := behind():
-                refused = [
-                    f"{name} {text}"
-                    for name in names
-                    if (text := ingest.inputs[name].last_refused(refusals[name]))
-                ]
-                return RequestTimeoutError(
-                    f"inputs {', '.join(names)}",
-                    expected=f"a stamp not before the one asked for, within {timeout_s:g} s",
-                    got="; ".join(["none", *refused]),
-                )
-            choice = ingest.choose(now_ns(), not_before)
-            if isinstance(choice, StaleInputError):
-                return choice
-            return ingest.stale_error((), now_ns())  # it came after all, this very moment
-
-        await self.waiters.wait(lambda: self.ready(not_before), late, timeout_s)
+        """Wait until every input is usable; see :func:`flashrt_ros.waiting.wait_for_inputs`."""
+        await wait_for_inputs(self.waiters, self.ingest, self._outlet.now_ns, not_before, timeout_s)
 
     def view_engine(self) -> None:
         """Refresh what diagnostics shows of the engine."""
@@ -293,8 +267,17 @@ class Runtime:
 
     def _tick(self) -> None:
         """Queue a timed decision, unless the schedule says when the next one begins."""
-        if self.execution is None or not self.execution.paces(self.deciding):
-            self._decide()
+        if self.execution is not None and self.execution.paces(self.deciding):
+            return
+        if self.deciding:
+            self._decide()  # that is missed: not to be waited for
+        else:
+            self._fresh.due(self._outlet.now_ns())
+
+    def _arrived(self) -> None:
+        """A message was taken: on the executor thread, whoever brings what is waited for."""
+        self.waiters.poll()
+        self._fresh.poll()
 
     def _decide(self) -> None:
         """Queue a timed decision, unless the previous one is not done: then this one is missed."""
@@ -363,6 +346,7 @@ class Runtime:
 
     def _on_jump(self, jump: TimeJump) -> None:
         self.ingest.forget()
+        self._fresh.cancel()
         if self.execution is not None:
             self.execution.forget()
         self.statistics.count("clock_jumps")

@@ -6,7 +6,7 @@ Everything here runs on the executor thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from rclpy.node import Node
 from rclpy.task import Future
 
 from flashrt_core.errors import FlashRTError
-from flashrt_ros.errors import BusyError
+from flashrt_ros.errors import BusyError, RequestTimeoutError, StaleInputError
+from flashrt_ros.ingest import Ingest
 
 _POLL_S = 0.02  # only while something waits
 _CAPACITY = 16
@@ -85,3 +86,56 @@ class Waiters:
     def _release(self, waiter: _Waiter, error: FlashRTError | None) -> None:
         self._waiters.remove(waiter)
         waiter.future.set_result(error)
+
+
+async def wait_for_inputs(
+    waiters: Waiters,
+    ingest: Ingest,
+    now_ns: Callable[[], int],
+    not_before: Mapping[str, int],
+    timeout_s: float,
+) -> None:
+    """Wait until every input is usable, and those named are stamped at least so (ns).
+
+    Args:
+        waiters: of the node.
+        ingest: has the inputs.
+        now_ns: the node's clock.
+        not_before: input name -> the least stamp (ns) that will do.
+        timeout_s: wall time to wait at most.
+
+    Raises:
+        RequestTimeoutError: a named input did not come in time.
+        StaleInputError: all named came, but another is missing or too old, or they do not fit
+            together; at once where an input that is not named has stopped the node.
+        BusyError: too many requests wait already.
+    """
+    if stopping := ingest.stopping(now_ns(), not_before):
+        raise ingest.stale_error(stopping, now_ns())
+    refusals = {name: ingest.inputs[name].refusals() for name in not_before}
+
+    def ready() -> bool:
+        return not isinstance(ingest.choose(now_ns(), not_before), StaleInputError)
+
+    def behind() -> list[str]:
+        stamps = {name: ingest.inputs[name].newest_stamp_ns() for name in not_before}
+        return [n for n, least in not_before.items() if (s := stamps[n]) is None or s < least]
+
+    def late() -> FlashRTError:
+        if names := behind():
+            refused = [
+                f"{name} {text}"
+                for name in names
+                if (text := ingest.inputs[name].last_refused(refusals[name]))
+            ]
+            return RequestTimeoutError(
+                f"inputs {', '.join(names)}",
+                expected=f"a stamp not before the one asked for, within {timeout_s:g} s",
+                got="; ".join(["none", *refused]),
+            )
+        choice = ingest.choose(now_ns(), not_before)
+        if isinstance(choice, StaleInputError):
+            return choice
+        return ingest.stale_error((), now_ns())  # it came after all, this very moment
+
+    await waiters.wait(ready, late, timeout_s)

@@ -67,6 +67,7 @@ class NodeConfig:
     joints_max_age_s: float
     joints_on_missing: str
     sync_max_skew_s: float
+    sync_fresh_images_s: float
     action_names: tuple[str, ...]
     action_relative: tuple[str, ...]
     action_kind: str
@@ -136,6 +137,12 @@ def build_config(values: Mapping[str, Any]) -> NodeConfig:
         raise OptionError(
             "parameter 'joints.topic'", expected="a topic", got="''",
             remedy="set it, or empty joints.names",
+        )  # fmt: skip
+    fresh_s, rate_hz = v["sync.fresh_images_s"], v["rate_hz"]
+    if fresh_s * rate_hz >= 1.0:
+        raise OptionError(
+            "parameter 'sync.fresh_images_s'",
+            expected=f"less than the period of rate_hz, {1 / rate_hz:g} s", got=fresh_s,
         )  # fmt: skip
     plain = {name.replace(".", "_"): value for name, value in v.items() if _is_plain(name)}
     outputs = execution.read(v, action_names, v["joints.names"], v["action.kind"])

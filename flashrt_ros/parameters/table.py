@@ -94,6 +94,10 @@ TABLE: tuple[Param, ...] = (
     Param("sync.max_skew_s", "float", 0.0, "How far apart the stamps of cameras and joints may be"
           " in one decision: the newest images within it are taken, and the joint state nearest to"
           " them. 0: no limit, and the newest of each.", unit="s", bounds=(0.0, 86400.0)),
+    Param("sync.fresh_images_s", "float", 0.0, "How long a decision due by `rate_hz` waits at"
+          " most for a new image of every camera; somewhat more than a camera's period lets it"
+          " begin with the newest. 0: it takes those that are there.",
+          unit="s", bounds=(0.0, 10.0)),
     Param("action.names", "string[]", (), "Name of each action; empty takes `joints.names`."),
     Param("action.relative", "string[]", (), "Actions that the network gives relative to the"
           " observed state of the same index: it is added to them. Empty: as the checkpoint says;"
