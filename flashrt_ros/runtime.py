@@ -175,6 +175,7 @@ class Runtime:
         """Begin timed decisions, with the noise of decision 0 unless a capsule was restored."""
         if not self.restored:
             self.worker.call(self.decider.restart, _JOB_LIMIT_S)
+        self.statistics.restart()
         self._mark_answer()
         # On the node's clock where that is simulated, so that a replay at another speed makes the
         # same decisions; else on the steady clock, which no time correction can stop.

@@ -57,7 +57,7 @@ class Histogram:
 
 
 class Statistics:
-    """Counters by name, timings of the last decisions, and times of all since :meth:`reset`.
+    """Counters by name, timings of the last decisions, and the overhead of all of an activation.
 
     Attributes:
         policy_cpu_s: CPU time that the inference thread spent in the policy.
@@ -89,6 +89,11 @@ class Statistics:
             self._counts["decisions"] += 1
             self._timings.append(timing)
 
+    def restart(self) -> None:
+        """An activation begins: the overhead is counted from here."""
+        with self._lock:
+            self._overhead = Histogram(*_OVERHEAD)
+
     def policy_ran(self, cpu_ns: int) -> None:
         """Add CPU time of the policy."""
         with self._lock:
@@ -101,8 +106,8 @@ class Statistics:
             self._overhead.add(value_ms)
 
     def overheads(self) -> dict[str, float]:
-        """Percentiles and maximum of the overhead in ms since :meth:`reset`; empty before the first
-        decision."""
+        """Percentiles and maximum of the overhead in ms since :meth:`restart`; empty before the
+        first decision."""
         with self._lock:
             found = {f"p{p}": self._overhead.percentile(p) for p in PERCENTILES}
             greatest = self._overhead.maximum

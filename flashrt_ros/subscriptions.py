@@ -23,11 +23,15 @@ from flashrt_ros.inputs import Input, Refusal
 from flashrt_ros.sensors import CameraInput
 from flashrt_ros.wording import one_line
 
+# Images and joint states that wait for the executor. Joint states are small and come often: five
+# would be lost by every wait for a core of 50 ms at 100 Hz.
+_IMAGES, _STATES = 5, 100
 
-def sensor_qos() -> QoSProfile:
-    """The sensor data profile, best effort, five deep. Always a new one: rclpy edits it."""
+
+def sensor_qos(depth: int = _IMAGES) -> QoSProfile:
+    """The sensor data profile, best effort, so deep. Always a new one: rclpy edits it."""
     return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST, depth=5, reliability=ReliabilityPolicy.BEST_EFFORT
+        history=HistoryPolicy.KEEP_LAST, depth=depth, reliability=ReliabilityPolicy.BEST_EFFORT
     )
 
 
@@ -70,7 +74,7 @@ def subscribe(
             kind,
             item.topic,
             on_message,
-            sensor_qos(),
+            sensor_qos(_IMAGES if isinstance(item, CameraInput) else _STATES),
             raw=True,
             event_callbacks=_events(node, item, edge_log, **events),
             qos_overriding_options=QoSOverridingOptions.with_default_policies(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ import numpy as np
 
 from flashrt_core.errors import FlashRTError
 from flashrt_ros.replay.client import PolicyClient
-from flashrt_ros.replay.counters import node_counts
+from flashrt_ros.replay.counters import NOT_MADE
 from flashrt_ros.replay.node_process import NodeProcess
 from flashrt_ros.replay.parameter_file import ParameterFile
 from flashrt_ros.replay.progress import Phase
@@ -26,8 +28,8 @@ from flashrt_ros.replay.transport import child_environment, use_shared_memory
 
 from .sensors import SensorOptions
 
-# What is allocated once is there after so many decisions and seconds (the node's reports take 1 s).
-_WARM_DECISIONS, _WARM_S = 20, 3.0
+_WARM_DECISIONS = 20
+_STALL_S = 0.4  # of the node: more images than the queue of any camera holds
 _START_S, _SAMPLE_S = 60.0, 0.5
 
 
@@ -44,20 +46,31 @@ class Snapshot:
     at_ns: int  # monotonic
     diagnostics: Mapping[str, Mapping[str, str]]
 
+    def part(self, name: str) -> Mapping[str, str]:
+        """One status of the node."""
+        return self.diagnostics[f"policy: {name}"]
+
     def seconds(self, key: str) -> float:
         """A time that the node counts."""
-        return float(self.diagnostics["policy: decisions"][key])
+        return float(self.part("decisions")[key])
+
+    def count(self, part: str, key: str) -> int:
+        """A counter of the node."""
+        return int(self.part(part)[key])
 
 
 def run_load(
     parameters: ParameterFile, sensors: SensorOptions, seconds: float, log: Path, phase: Phase
 ) -> dict[str, Any]:
-    """Run it for ``seconds`` after a short warm-up; the report, ready for JSON.
+    """Run it for ``seconds`` after a warm-up; the report, ready for JSON.
+
+    The warm-up is an activation of its own. It ends with a stall of the node, after which every
+    queue of images has been full once and holds its memory.
 
     Args:
         parameters: of the node.
         sensors: what is published.
-        seconds: that are measured. Counters of inputs and decisions include the warm-up.
+        seconds: that are measured.
         log: file for what the node prints.
         phase: told of progress.
 
@@ -69,9 +82,12 @@ def run_load(
         node.wait_ready(client)
         node.configure(client)
         with _sensors(sensors) as process:
-            node.activate(client)
+            _warm_up(node, client, process)
+            start = _snapshot(client, 2)
+            client.chunks.clear()
+            client.timings.clear()
             _say(process, "go")
-            _warm_up(node, client)
+            node.activate(client)
             before, memory = _snapshot(client), []
             end = time.monotonic() + seconds
             while (left := end - time.monotonic()) > 0:
@@ -82,15 +98,14 @@ def run_load(
                 phase(1 - max(left, 0) / seconds, f"{len(client.chunks)} decisions")
             after = _snapshot(client)
             client.deactivate()
-            sent = _end_sensors(process)
-        client.wait_for_diagnostics(2)
-        account = _snapshot(client).diagnostics
+            sent = _stop(process)
+        account = _snapshot(client, 2)
         return {
             "seconds": seconds,
             "sensors": asdict(sensors) | {"parameters": parameters.path.name},
-            "inputs": _inputs(account, sent["sent"]),
+            "inputs": _inputs(start, account, sent["sent"]),
             "sensors_late_ms": sent["late_ms"],
-            "decisions": _decisions(account, client, sent["sent"]),
+            "decisions": _decisions(start, account, client),
             "latency_ms": _latency(client),
             "overhead_ms": _overhead(account),
             "cpu": _cpu(before, after),
@@ -128,7 +143,7 @@ def _say(process: subprocess.Popen[str], word: str) -> None:
     process.stdin.flush()
 
 
-def _end_sensors(process: subprocess.Popen[str]) -> dict[str, Any]:
+def _stop(process: subprocess.Popen[str]) -> dict[str, Any]:
     _say(process, "stop")
     line = process.stdout.readline() if process.stdout else ""
     if not line:
@@ -142,22 +157,37 @@ def _check_sensors(process: subprocess.Popen[str]) -> None:
         raise LoadError("the sensors", expected="to run", got=f"status {process.returncode}")
 
 
-def _warm_up(node: NodeProcess, client: PolicyClient) -> None:
+def _warm_up(node: NodeProcess, client: PolicyClient, process: subprocess.Popen[str]) -> None:
+    """Decide for a while, stall, go on, and stop."""
+    _say(process, "go")
+    node.activate(client)
+    _wait_for_chunks(node, client, _WARM_DECISIONS)
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        time.sleep(_STALL_S)
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    _wait_for_chunks(node, client, len(client.chunks) + _WARM_DECISIONS // 2)
+    client.deactivate()
+    _stop(process)
+
+
+def _wait_for_chunks(node: NodeProcess, client: PolicyClient, count: int) -> None:
     limit = time.monotonic() + _START_S
-    least = time.monotonic() + _WARM_S
-    while len(client.chunks) < _WARM_DECISIONS or time.monotonic() < least:
+    while len(client.chunks) < count:
         node.check()
         if time.monotonic() > limit:
             raise LoadError(
                 "the node under load",
-                expected=f"{_WARM_DECISIONS} decisions within {_START_S:g} s",
+                expected=f"{count} decisions within {_START_S:g} s",
                 got=f"{len(client.chunks)}; {node.reason()}",
             )
         time.sleep(0.02)
 
 
-def _snapshot(client: PolicyClient) -> Snapshot:
-    if not client.wait_for_diagnostics(1, 10.0):
+def _snapshot(client: PolicyClient, arrays: int = 1) -> Snapshot:
+    """After so many further arrays: the second one began after all that came before the call."""
+    if not client.wait_for_diagnostics(arrays, 10.0):
         raise LoadError("the node's diagnostics", expected="one a second", got="none in 10 s")
     values = {name: dict(each) for name, each in client.diagnostics.items()}
     return Snapshot(client.diagnostics_ns, values)
@@ -170,40 +200,40 @@ def _anonymous_mb(pid: int) -> float:
     return (int(sizes["RssAnon"]) + int(sizes["RssShmem"])) * 1024 / 1e6
 
 
-def _inputs(
-    account: Mapping[str, Mapping[str, str]], sent: Mapping[str, int]
-) -> dict[str, dict[str, Any]]:
+def _inputs(start: Snapshot, end: Snapshot, sent: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, count in sent.items():
-        values = account[f"policy: input {name}"]
-        whole = {key: int(values[key]) for key in ("received", "accepted", "refused", "used")}
+        part = f"input {name}"
+        values = end.part(part)
+        counted = {
+            key: end.count(part, key) - start.count(part, key)
+            for key in ("received", "accepted", "refused", "used")
+        }
         found[name] = {
             "sent": count,
-            **whole,
-            "lost": count - whole["received"],
-            "lost_in_the_reader": int(values["lost"]),
-            "oldest_used_s": float(values["oldest_used_s"]),
+            **counted,
+            "lost": count - counted["received"],
+            "oldest_used_s": float(values["oldest_used_s"]),  # that of the warm-up included
             "max_age_s": float(values["max_age_s"]),
         }
     return found
 
 
-def _decisions(
-    account: Mapping[str, Mapping[str, str]], client: PolicyClient, sent: Mapping[str, int]
-) -> dict[str, Any]:
-    counts = node_counts(account, sent)
-    chunks, made = unique(client.chunks), int(account["policy: decisions"]["decisions"])
+def _decisions(start: Snapshot, end: Snapshot, client: PolicyClient) -> dict[str, Any]:
+    counted = {
+        key: end.count("decisions", key) - start.count("decisions", key)
+        for key in ("decisions", "deadline_missed", *NOT_MADE)
+    }
+    chunks = unique(client.chunks)
     seconds = (chunks[-1].received_ns - chunks[0].received_ns) * 1e-9 if len(chunks) > 1 else 0.0
-    refused = {key: n for key, n in counts.refused.items() if key.startswith("decision: ")}
     return {
-        "made": made,
+        "made": counted["decisions"],
         "received": len(chunks),
-        "lost": made - len(chunks),
+        "lost": counted["decisions"] - len(chunks),
         "not_finite": sum(not np.isfinite(chunk.actions).all() for chunk in chunks),
         "rate_hz": round((len(chunks) - 1) / seconds, 4) if seconds else 0.0,
-        "deadline_missed": counts.lost.get("deadline", 0),
-        "refused": {key.removeprefix("decision: "): n for key, n in refused.items()},
-        "refused_messages": {k: n for k, n in counts.refused.items() if k not in refused},
+        "deadline_missed": counted["deadline_missed"],
+        "refused": {words: counted[key] for key, words in NOT_MADE.items() if counted[key]},
     }
 
 
@@ -215,13 +245,10 @@ def _latency(client: PolicyClient) -> dict[str, dict[str, float]]:
     return found
 
 
-def _overhead(account: Mapping[str, Mapping[str, str]]) -> dict[str, float]:
-    values = account["policy: decisions"]
-    return {
-        key.removeprefix("overhead_ms."): float(value)
-        for key, value in values.items()
-        if key.startswith("overhead_ms.")
-    }
+def _overhead(end: Snapshot) -> dict[str, float]:
+    mark = "overhead_ms."
+    values = end.part("decisions").items()
+    return {k.removeprefix(mark): float(value) for k, value in values if k.startswith(mark)}
 
 
 def _cpu(before: Snapshot, after: Snapshot) -> dict[str, float]:

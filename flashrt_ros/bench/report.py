@@ -22,7 +22,7 @@ class Limits:
         overhead_ms: 99 % of the decisions, from the stamp of the newest image to the published
             chunk, without the engine's stages.
         memory_mb: by which anonymous memory may grow. Allocators move by a few MB; a leak of one
-            640 x 480 image a minute, or of 1 kB a decision, passes it within ten minutes.
+            640 x 480 image in two minutes, or of 1 kB a decision, passes it within ten.
     """
 
     joints_lost: int = 0

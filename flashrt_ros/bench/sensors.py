@@ -1,8 +1,8 @@
 """The sensors of a robot, as a process of their own: cameras and joints of a parameter file.
 
 ``python -m flashrt_ros.bench.sensors`` with the fields of :class:`SensorOptions` as JSON prints
-``ready`` once the node listens, publishes from the line ``go`` on its standard input to the next
-line or the end of it, and then prints what was sent, as JSON.
+``ready`` once the node listens. From each line on its standard input to the next it publishes, and
+then prints what was sent meanwhile, as JSON.
 
 Each camera runs by a clock of its own, as real ones do: their phases move against each other and
 against the decisions, so that a run sees every phase.
@@ -106,6 +106,7 @@ class Sensors:
         """Publish until ``stopped()``; messages sent of each input, and how late they were."""
         now_ns = time.monotonic_ns()
         for index, source in enumerate(self._sources):
+            source.sent = 0
             source.due_ns = now_ns + source.period_ns * (index + 1) // len(self._sources)
         queue = [(source.due_ns, index) for index, source in enumerate(self._sources)]
         heapq.heapify(queue)
@@ -163,6 +164,18 @@ def _image(pixels: np.ndarray) -> Any:
     return message
 
 
+def _next_line() -> threading.Event:
+    """Set once there is another line on standard input, or its end."""
+    came = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.readline()
+        came.set()
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
+    return came
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run as a process; the exit status."""
     options = SensorOptions(**json.loads(arguments[0]))
@@ -181,11 +194,8 @@ def main(arguments: Sequence[str]) -> int:
             print("no node subscribes to the inputs of the parameter file", file=sys.stderr)
             return 1
         print("ready", flush=True)
-        if not sys.stdin.readline():
-            return 0
-        end = threading.Thread(target=sys.stdin.readline, name="stdin", daemon=True)
-        end.start()
-        print(json.dumps(sensors.run(lambda: not end.is_alive())), flush=True)
+        while sys.stdin.readline():
+            print(json.dumps(sensors.run(_next_line().is_set)), flush=True)
         return 0
     finally:
         node.destroy_node()

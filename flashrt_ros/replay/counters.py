@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Counters of the node's status "decisions", and what they are called in a report.
-_NOT_MADE = {
+NOT_MADE = {
     "stale": "stale input",
     "skewed": "inputs too far apart",
     "stopped": "stopped by a missing input",
@@ -53,7 +53,7 @@ def node_counts(
                 refused[f"{name}: {reason.replace('_', ' ')}"] = _count(values, key)
     decisions = by_part.get("decisions", {})
     lost["deadline"] = _count(decisions, "deadline_missed")
-    for key, words in _NOT_MADE.items():
+    for key, words in NOT_MADE.items():
         refused[f"decision: {words}"] = _count(decisions, key)
     return NodeCounts(_positive(lost), _positive(refused))
 
