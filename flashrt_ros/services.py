@@ -31,7 +31,7 @@ from flashrt_ros.wording import in_node_terms
 INACTIVE, ACTIVE = "inactive", "active"
 _CONFIGURED = (INACTIVE, ACTIVE)
 # Requests that fit on their way in; the default of 10 loses the rest of a burst unanswered.
-_REQUESTS = 100
+_REQUESTS = 1000
 
 Serve = Callable[[Runtime, Any, Any], Awaitable[None]]
 

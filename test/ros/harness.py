@@ -280,6 +280,11 @@ class Robot:
             self.publish(topic, self.good(topic))
         self.feeding = set(topics)
 
+    def unplug(self, topic: str) -> None:
+        """The publisher of a topic goes, as that of a driver that died; :meth:`feed` brings one."""
+        self.feeding = self.feeding - {topic}
+        self.node.destroy_publisher(self._publishers.pop(topic))
+
     def good(self, topic: str) -> Any:
         """A message that the node takes on ``topic``."""
         if topic == "joints":
