@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One run of the command; no node keeps the limit of its overhead, every node the others."""
     output = tmp_path_factory.mktemp("bench") / "node.json"
     command = [sys.executable, "-m", "flashrt_ros.cli", "bench", "node", "--output", str(output)]
-    command += ["--seconds", "3", "--max-joints-lost", "50", "--max-cpu", "150"]
+    command += ["--seconds", "2", "--max-joints-lost", "50", "--max-cpu", "150"]
     command += ["--max-overhead", "0.001", "--max-growth", "40"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert output.is_file(), done.stdout + done.stderr
@@ -46,12 +46,12 @@ def test_a_run_says_what_was_sent_and_what_became_of_it(report: dict[str, Any]) 
     assert set(report["inputs"]) == {"front", "left", "right", "joints"}
     for name, values in report["inputs"].items():
         rate = 100 if name == "joints" else 30
-        assert values["sent"] >= rate * 3, name
+        assert values["sent"] >= rate * 2, name
         assert values["lost"] == values["sent"] - values["received"]
         assert values["received"] == values["accepted"] + values["refused"]
         assert 0 < values["oldest_used_s"] <= values["max_age_s"]
     decisions = report["decisions"]
-    assert decisions["made"] >= 25 and decisions["made"] == decisions["received"]
+    assert decisions["made"] >= 15 and decisions["made"] == decisions["received"]
     assert decisions["rate_hz"] == pytest.approx(10.0, abs=1.5)
     assert report["inputs"]["joints"]["used"] >= decisions["made"]
     cpu = report["cpu"]
