@@ -6,8 +6,8 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Statistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._timings: deque[Timing] = deque(maxlen=_WINDOW)
+        self._timings: deque[tuple[float, ...]] = deque(maxlen=_WINDOW)
         self._overhead = Histogram(*_OVERHEAD)
         self.policy_cpu_s = 0.0
 
@@ -87,7 +87,7 @@ class Statistics:
         """Record a published decision."""
         with self._lock:
             self._counts["decisions"] += 1
-            self._timings.append(timing)
+            self._timings.append(astuple(timing))
 
     def restart(self) -> None:
         """An activation begins: the overhead is counted from here."""
@@ -121,10 +121,15 @@ class Statistics:
     def percentiles(self) -> dict[str, dict[int, float]]:
         """[part][percentile] over the last decisions; empty before the first."""
         with self._lock:
-            timings = [asdict(timing) for timing in self._timings]
+            timings = list(self._timings)
         if not timings:
             return {}
-        return {part: _percentiles(timing[part] for timing in timings) for part in timings[0]}
+        # All at once: a call for each part holds the interpreter ten times as long.
+        found = np.percentile(np.array(timings), PERCENTILES, axis=0).T.tolist()
+        parts = [each.name for each in fields(Timing)]
+        return {
+            p: dict(zip(PERCENTILES, row, strict=True)) for p, row in zip(parts, found, strict=True)
+        }
 
 
 class RateMeter:
@@ -144,8 +149,3 @@ class RateMeter:
             rates[name] = gained / (now - then) if now > then else 0.0
             self._last[name] = (now, total)
         return rates
-
-
-def _percentiles(values: Iterable[float]) -> dict[int, float]:
-    found = np.percentile(np.fromiter(values, float), PERCENTILES)
-    return dict(zip(PERCENTILES, found.tolist(), strict=True))
