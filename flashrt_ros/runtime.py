@@ -295,14 +295,9 @@ class Runtime:
                 self.execution.failed(error)
             return
         self.deciding = True
-        try:
-            self.worker.submit(self._timed_decision, self._after_decision)
-        except BusyError:
-            self.deciding = False
-            self.statistics.count("busy")
-        else:
-            if self.execution is not None:
-                self.execution.begun()
+        self.worker.submit(self._timed_decision, self._after_decision, urgent=True)
+        if self.execution is not None:
+            self.execution.begun()
 
     def _timed_decision(self) -> None:
         try:

@@ -57,8 +57,16 @@ class InferenceThread:
         """Jobs that have not started."""
         return len(self._jobs)
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Outcome], None]) -> None:
+    def submit(
+        self, work: Callable[[], Any], done: Callable[[Outcome], None], *, urgent: bool = False
+    ) -> None:
         """Queue ``work``; ``done`` gets its outcome on the executor thread.
+
+        Args:
+            work: the job.
+            done: told of it.
+            urgent: goes before all that waits, whose number does not bound it. For the one timed
+                decision: requests must not starve the robot.
 
         Raises:
             BusyError: the queue is full.
@@ -67,6 +75,10 @@ class InferenceThread:
         with self._changed:
             if self._stopping:
                 raise WrongStateError("request", expected="a configured node", got="a teardown")
+            if urgent:
+                self._jobs.appendleft(_Job(work, done))
+                self._changed.notify_all()
+                return
             if len(self._jobs) >= self._capacity:
                 raise BusyError(
                     "request", expected=f"at most {self._capacity} waiting", got="one more"

@@ -71,6 +71,21 @@ def test_a_full_queue_refuses_and_keeps_what_it_has() -> None:
     assert executor.worker.stop(5.0)
 
 
+def test_an_urgent_job_goes_before_a_full_queue() -> None:
+    executor, gate, seen = Executor(capacity=2), threading.Event(), []
+    executor.worker.submit(gate.wait, seen.append)
+    while executor.worker.waiting:
+        time.sleep(0.001)
+    for k in range(2):
+        executor.worker.submit(lambda k=k: k, seen.append)
+    executor.worker.submit(lambda: "the robot", seen.append, urgent=True)
+    gate.set()
+    for _ in range(4):
+        executor.deliver_next()
+    assert [outcome.value for outcome in seen] == [True, "the robot", 0, 1]
+    assert executor.worker.stop(5.0)
+
+
 def test_stopping_finishes_the_running_job_and_fails_the_waiting_ones() -> None:
     executor, gate, seen = Executor(), threading.Event(), []
     executor.worker.submit(gate.wait, seen.append)
