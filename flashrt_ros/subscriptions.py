@@ -25,7 +25,7 @@ from flashrt_ros.wording import one_line
 
 # Images and joint states that wait for the executor. Joint states are small and come often: five
 # would be lost by every wait for a core of 50 ms at 100 Hz.
-_IMAGES, _STATES = 5, 100
+_IMAGES, _STATES = 5, 20
 
 
 def sensor_qos(depth: int = _IMAGES) -> QoSProfile:

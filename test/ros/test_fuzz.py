@@ -34,6 +34,19 @@ EVERY_S = 0.003
 KNOWN_BAD = 10
 
 
+def every_refusal_is_counted(robot: Robot) -> None:
+    """Messages that are known to be bad, and what the counters say of them."""
+    robot.feeding = set()
+    wait_until(lambda: robot.fresh_part("node") and len(robot.diagnostics) >= 6)
+    counted = {topic: int(robot.part(f"input {topic}")["refused"]) for topic in TOPICS}
+    for _ in range(KNOWN_BAD):  # slowly, so that none is lost on the way
+        for topic in TOPICS:
+            robot.publish_bytes(topic, b"\x00\x01\x00\x00\xff")
+        time.sleep(0.02)
+    for topic in TOPICS:
+        robot.wait_value(f"input {topic}", "refused", counted[topic] + KNOWN_BAD)
+
+
 def test_a_fuzzer_on_every_topic(start: Callable[..., Robot]) -> None:
     robot = start(
         **RUN,
@@ -83,15 +96,7 @@ def test_a_fuzzer_on_every_topic(start: Callable[..., Robot]) -> None:
     assert "unexpected exception" not in robot.target.log
     assert robot.target.resources()[0] - before[0] < GROWTH_MB
 
-    robot.feeding = set()
-    wait_until(lambda: robot.fresh_part("node") and len(robot.diagnostics) >= 6)
-    counted = {topic: int(robot.part(f"input {topic}")["refused"]) for topic in TOPICS}
-    for _ in range(KNOWN_BAD):  # slowly, so that none is lost on the way
-        for topic in TOPICS:
-            robot.publish_bytes(topic, b"\x00\x01\x00\x00\xff")
-        time.sleep(0.02)
-    for topic in TOPICS:
-        robot.wait_value(f"input {topic}", "refused", counted[topic] + KNOWN_BAD)
+    every_refusal_is_counted(robot)
     robot.feeding = set(TOPICS)
     robot.wait_chunks(3)
     assert robot.target.stop() == 0
