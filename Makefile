@@ -26,9 +26,11 @@ help: ## List the targets.
 demo: setup ## Run the small policy over real ROS 2 topics; write out/demo.json and out/demo.png.
 	$(call run,flashrt demo)
 
-# What talks over DDS or measures time has the machine for itself; the rest goes through two processes
-# (pytest-xdist), which takes minutes less. With PYTEST_ARGS all of it is one call.
-ALONE := test/ros test/replay test/launch
+# What holds the node to times has the machine for itself; the rest goes through two processes (pytest-xdist),
+# each on a DDS domain of its own, which takes minutes less. With PYTEST_ARGS all of it is one call.
+ALONE := $(addprefix test/ros/test_,$(addsuffix .py,arm endurance faults fresh_images fuzz \
+  missing_execution node_bench outputs progress prompt_topic safe_action time)) \
+  test/replay/test_full_speed.py test/replay/test_node_runs.py
 
 test: lint ## Run ruff, mypy and pytest on ROS 2 Kilted, then test-jazzy.
 ifdef PYTEST_ARGS

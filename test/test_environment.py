@@ -194,11 +194,11 @@ def test_the_tests_run_on_kilted_then_on_jazzy_each_in_its_environment() -> None
     ran = [line for line in recipe("test") if "environment.py" in line or " -m pytest" in line]
     kilted, spread, alone, jazzy, part = ran
     assert kilted.endswith("tools/environment.py --dev")
-    # Every folder is in one of the two, and none in both.
+    # Every test is in one of the two, and none in both.
     ignored = re.findall(r"--ignore=(\S+)", spread.rpartition(" python -m pytest")[2])
     assert " python -m pytest -q -n 2 " in spread and ignored
     assert alone.endswith(f" python -m pytest -q {' '.join(ignored)}")
-    assert all((ROOT / folder).is_dir() for folder in ignored)
+    assert all((ROOT / place).exists() for place in ignored)
     assert jazzy.endswith("tools/environment.py --ros jazzy --dev")
     assert " python -m pytest -q -m jazzy " in part
     for line, venv in ((spread, ".venv"), (alone, ".venv"), (part, ".venv-jazzy")):
