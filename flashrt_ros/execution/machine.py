@@ -24,6 +24,7 @@ from flashrt_ros.execution.parameters import (
     FAILED,
     HOLD,
     STALE,
+    STOP,
     STOP_ON_VIOLATION,
     STOP_TRAJECTORY,
     ExecutionConfig,
@@ -241,8 +242,12 @@ class Machine:
         return None
 
     def _no_reference(self, now_ns: int, facts: Facts) -> bool:
-        known = (self._track.at(now_ns) if self.config.trajectory_topic else None, self._last)
-        return facts.measured is None and all(position is None for position in known)
+        """Whether an output has nothing to count a step from; each has its own last command."""
+        if facts.measured is not None:
+            return False
+        if self.config.trajectory_topic and self._unsent and self._track.at(now_ns) is None:
+            return True
+        return bool(self.config.commands_topic) and self._last is None
 
     def _execute(self, now_ns: int, facts: Facts, command: bool) -> Cause | None:
         """Send what is due; the cause of a safe action where a limit forbids it."""
@@ -300,6 +305,7 @@ class Machine:
             if known is not None and cause.name not in (known.name, EXHAUSTED):
                 self.counters.safe[cause.name] += 1
                 self.cause = cause
+                self._forget_ended(cause)
                 self._on_safe(cause, "")
             self._clear(keep_failure=True)
             if command and self.config.safe_action == HOLD and self.config.commands_topic:
@@ -312,8 +318,7 @@ class Machine:
         self.counters.safe[cause.name] += 1
         self._clear(keep_failure=True)
         done = self._act(now_ns, facts)
-        if cause.name == CONTROLLER:
-            self._forget_commands()  # it may come back with the robot anywhere
+        self._forget_ended(cause)
         self._on_safe(cause, done)
 
     def _act(self, now_ns: int, facts: Facts) -> str:
@@ -345,6 +350,15 @@ class Machine:
         self._sink.command(values)
         self._last = values
         self.counters.commands += 1
+
+    def _forget_ended(self, cause: Cause) -> None:
+        """Forget what was commanded on an output that holds the robot no longer: it may be anywhere
+        when the next command leaves, which then counts from the measured joints.
+        """
+        if cause.name == CONTROLLER or self.config.safe_action == STOP:
+            self._forget_commands()
+        elif self.config.safe_action == STOP_TRAJECTORY:
+            self._last = None  # commands ended; the trajectory's one point is held
 
     def _forget_commands(self) -> None:
         # A robot that velocities are sent to begins, and is left, at rest.

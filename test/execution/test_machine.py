@@ -252,6 +252,62 @@ def test_a_controller_that_comes_back_is_met_where_the_robot_is() -> None:
     assert robot.tick(20, moved) == [("command", [pytest.approx(-1.9), pytest.approx(1.9)])]
 
 
+LIMITED = {"limits.max_step": [0.1, 0.1]}
+MOVED = Facts(np.array([-1.0, 1.0]))  # by hand, 1.5 from AT
+
+
+@pytest.mark.parametrize(
+    ("outputs", "action"),
+    [
+        (COMMANDS, "stop"),
+        (COMMANDS | TRAJECTORY, "stop"),
+        (COMMANDS | TRAJECTORY, "stop_trajectory"),
+    ],
+)
+def test_commands_that_ended_go_on_from_where_the_robot_is_then(
+    outputs: dict[str, Any], action: str
+) -> None:
+    robot = Robot(outputs | LIMITED | {"safe.action": action})
+    robot.take(0, [0.5] * 50)
+    assert ("command", [0.5, -0.5]) in robot.tick(10)
+    robot.tick(20, Facts(AT.measured, stale="old"))
+    robot.tick(30, Facts(MOVED.measured, stale="old"))
+    robot.take(40, [0.5] * 50, begin_ms=40, facts=MOVED)
+    expected = ("command", [pytest.approx(-0.9), pytest.approx(0.9)])
+    assert expected in robot.tick(50, MOVED)
+
+
+def test_trajectories_that_ended_go_on_from_where_the_robot_is_then() -> None:
+    robot = Robot(TRAJECTORY | LIMITED | {"safe.action": "stop"})
+    robot.take(0, [0.5] * 50)
+    robot.tick(20, Facts(AT.measured, stale="old"))
+    robot.sent.clear()
+    robot.take(40, [0.5] * 50, begin_ms=40, facts=MOVED)
+    ((_, points),) = robot.sent
+    assert points[0] == (40, [pytest.approx(-0.9), pytest.approx(0.9)])
+
+
+@pytest.mark.parametrize("action", ["stop", "stop_trajectory"])
+def test_commands_that_ended_wait_for_a_measured_position(action: str) -> None:
+    robot = Robot(COMMANDS | TRAJECTORY | LIMITED | {"safe.action": action, "safe.causes": []})
+    robot.take(0, [0.5] * 2)
+    robot.tick(10)
+    robot.tick(40)
+    robot.take(50, [0.9] * 50, begin_ms=50, facts=Facts(None))
+    assert robot.tick(60, Facts(None)) == []
+    assert robot.said[-1] == "stale: "
+
+
+def test_a_controller_lost_during_another_fault_is_met_where_the_robot_is() -> None:
+    robot = Robot(COMMANDS | LIMITED)
+    robot.take(0, [0.5] * 50)
+    robot.tick(0)
+    robot.tick(10, Facts(AT.measured, stale="old"))
+    assert robot.tick(20, Facts(AT.measured, controller="nobody")) == []
+    robot.take(30, [0.5] * 50, begin_ms=30)
+    assert robot.tick(30, MOVED) == [("command", [pytest.approx(-0.9), pytest.approx(0.9)])]
+
+
 def test_without_a_position_to_begin_from_limited_steps_wait() -> None:
     robot = Robot(COMMANDS | {"limits.max_step": [0.1, 0.1], "safe.causes": []})
     robot.take(0, [0.5] * 50)
@@ -362,7 +418,7 @@ def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
         machine = Machine(build_config(parameters).execution, sink)
         now_ns, measured = NOW, rng.uniform(-0.9, 0.9, 2)
         machine.start()
-        sink.open = True
+        sink.open, ended = True, False
         for _ in range(150):
             now_ns += int(rng.integers(1, 20 * MS))
             facts = Facts(
@@ -386,14 +442,19 @@ def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
                 sink.open = False
                 machine.tick(now_ns, facts)
                 machine.start()
-                sink.open, sink.last = True, None
+                sink.open, sink.last, ended = True, None, False
             else:
                 idle, failed = machine.state == IDLE, machine.counters.safe["failed"]
+                if ended:  # it goes on from the measured joints
+                    sink.last = facts.measured
+                sent = sink.commands
                 machine.tick(now_ns, facts)
+                ended = ended and sink.commands == sent
                 due = machine.schedule.at(now_ns) is not None
                 if not idle:
                     assert machine.state == (RUNNING if due and not facts.stale else SAFE)
                 assert machine.counters.safe["failed"] <= failed + 1
+            ended = ended or (machine.state == SAFE and safe_action != "hold")
             machine.decision_due(now_ns)
         commands += sink.commands
     assert commands > 500
