@@ -5,6 +5,7 @@ The rows are plain data, so that this module stands below the table that takes t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +84,9 @@ ROWS: tuple[dict[str, Any], ...] = (
          " that stops the robot.", unit="s", bounds=(0.001, 60.0)),
 )  # fmt: skip
 NAMES = frozenset(row["name"] for row in ROWS)
+_TOPICS = ("output.trajectory.topic", "output.commands.topic")
 # They change what the outputs send; without one, whoever sets them is mistaken.
-_OF_OUTPUTS = ("limits.lower", "limits.upper", "limits.max_step", "execution.replan_rows")
+_OF_OUTPUTS = {row["name"]: row["default"] for row in ROWS if row["name"] not in _TOPICS}
 
 
 @dataclass(frozen=True)
@@ -152,16 +154,18 @@ def read(
     )
     _check_arrays(config)
     if not config.enabled:
-        for name in _OF_OUTPUTS:
-            if v[name]:
+        for name, default in _OF_OUTPUTS.items():
+            given = tuple(v[name]) if isinstance(default, tuple) else v[name]
+            if given != default:
                 raise OptionError(
-                    f"parameter '{name}'", expected="none, or an output that it applies to",
-                    got=list(v[name]) if isinstance(v[name], tuple) else v[name],
+                    f"parameter '{name}'", expected=f"{_words(default)}, or an output that it"
+                    " applies to", got=list(given) if isinstance(given, tuple) else given,
                     remedy="set output.trajectory.topic or output.commands.topic; the chunk topic"
                     " is never limited or paced by it",
                 )  # fmt: skip
         return config
     _check_kind(config, kind)
+    _check_step(config, joints)
     _check_safe_action(config, joints)
     if config.trajectory_topic == config.commands_topic:
         raise OptionError(
@@ -179,6 +183,12 @@ def read(
             got=config.replan_rows, remedy="set rate_hz: it paces the decisions after a failed one",
         )  # fmt: skip
     return config
+
+
+def _words(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ", ".join(default) or "none"
+    return str(default) if default else "none"
 
 
 def _field(name: str) -> str:
@@ -219,7 +229,24 @@ def _check_kind(config: ExecutionConfig, kind: str) -> None:
         )  # fmt: skip
 
 
+def _check_step(config: ExecutionConfig, joints: Sequence[str]) -> None:
+    missing = [name for name in config.names if name not in joints]
+    if not config.max_step or config.velocity or not missing:
+        return
+    near = difflib.get_close_matches(missing[0], joints, n=1)
+    raise OptionError(
+        "parameter 'limits.max_step'", expected="joints' names in action.names, as the first step"
+        " counts from the measured position", got=", ".join(f"'{name}'" for name in missing),
+        remedy=f"did you mean '{near[0]}'?" if near else "add them to joints.names",
+    )  # fmt: skip
+
+
 def _check_safe_action(config: ExecutionConfig, joints: Sequence[str]) -> None:
+    if config.velocity and config.safe_action == STOP:
+        raise OptionError(
+            "parameter 'safe.action'", expected=f"{HOLD}, as action.kind is velocity and the robot"
+            " goes on with the last one", got=STOP, remedy=f"set it to {HOLD}, which sends zeros",
+        )  # fmt: skip
     if config.safe_action != STOP_TRAJECTORY:
         return
     if not config.trajectory_topic:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flashrt_core.errors import OptionError
+from flashrt_ros.execution.parameters import NAMES
 from flashrt_ros.parameters import TABLE, build_config
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -50,6 +51,19 @@ OPTIONS = [
     ({"output.commands.topic": "t", "limits.max_step": [0.0, 1.0]}, "'limits.max_step': expected"),
     ({"output.commands.topic": "t", "safe.causes": ["boredom"]}, "'safe.causes': expected"),
     (
+        {"output.commands.topic": "t", "safe.action": "stop", "action.kind": "velocity"},
+        "'safe.action': expected hold, as action.kind is velocity.*set it to hold",
+    ),
+    (
+        {
+            "output.commands.topic": "t",
+            "limits.max_step": [0.1, 0.1, 0.1],
+            "joints.names": ["a", "gripper"],
+            "action.names": ["a", "Gripper", "b"],
+        },
+        "'limits.max_step': expected joints' names.*got 'Gripper', 'b'.*mean 'gripper'",
+    ),
+    (
         {"output.commands.topic": "t", "execution.replan_rows": 3, "rate_hz": 0.0},
         "expected 0, as rate_hz is 0",
     ),
@@ -61,6 +75,43 @@ def test_options_that_do_not_go_together_are_refused(change: dict[str, Any], mes
     with pytest.raises(OptionError, match=message) as error:
         build_config(MINIMAL | change)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [
+        ("output.rate_hz", 50.0, "100.0"),
+        ("output.trajectory.stamp", "zero", "now"),
+        ("execution.strategy", "temporal_ensemble", "replace"),
+        ("execution.ensemble_decay", 0.5, "0.01"),
+        ("execution.interpolation", "hold", "linear"),
+        ("execution.replan_rows", 3, "none"),
+        ("execution.delay_s", 0.1, "none"),
+        ("execution.delay_quantile", 0.5, "0.95"),
+        ("limits.lower", [0.0, 0.0], "none"),
+        ("limits.upper", [1.0, 1.0], "none"),
+        ("limits.max_step", [1.0, 1.0], "none"),
+        ("limits.on_violation", "stop", "clamp"),
+        ("safe.action", "stop", "hold"),
+        ("safe.causes", ["stale"], "stale, failed"),
+        ("safe.controller_timeout_s", 1.0, "none"),
+        ("safe.controller_state.topic", "t", "none"),
+        ("safe.controller_state.type", "a/msg/B", "control_msgs/.*"),
+        ("safe.stop_within_s", 1.0, "0.1"),
+    ],
+)
+def test_what_only_an_output_heeds_is_refused_without_one(
+    name: str, value: Any, default: str
+) -> None:
+    message = f"'{name}': expected {default}, or an output that it applies to"
+    with pytest.raises(OptionError, match=message):
+        build_config(MINIMAL | {name: value})
+
+
+def test_every_parameter_of_the_outputs_is_in_the_test_above() -> None:
+    mark = test_what_only_an_output_heeds_is_refused_without_one.pytestmark[0]  # type: ignore[attr-defined]
+    tested = {case[0] for case in mark.args[1]}
+    assert tested == NAMES - {"output.trajectory.topic", "output.commands.topic"}
 
 
 def test_nothing_is_asked_for_by_default() -> None:
