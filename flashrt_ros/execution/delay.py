@@ -16,8 +16,8 @@ class Delay:
     Args:
         fixed_ns: take this; 0 measures.
         quantile: of the last measured ones, in (0, 1].
-        warm_up: so many measurements are dropped first: the first decision after a start takes
-            longer than any other, and would be believed for a whole window.
+        warm_up: so many measurements count only until there is a later one: the first decision
+            after a start takes longer than any other, and would be believed for a whole window.
     """
 
     def __init__(self, fixed_ns: int, quantile: float, warm_up: int = 1) -> None:
@@ -25,6 +25,7 @@ class Delay:
         self._quantile = quantile
         self._warm_up = warm_up
         self._left = warm_up
+        self._warm_up_ns = 0  # the last of those
         self._samples: deque[int] = deque(maxlen=_WINDOW)
 
     def measured(self, delay_ns: int) -> None:
@@ -33,23 +34,25 @@ class Delay:
             return
         if self._left:
             self._left -= 1
+            self._warm_up_ns = delay_ns
             return
         self._samples.append(delay_ns)
 
     def restart(self) -> None:
         """Measure anew, warm-up included."""
         self._left = self._warm_up
+        self._warm_up_ns = 0
         self._samples.clear()
 
     @property
     def ns(self) -> int:
-        """The delay to expect: fixed, or the least sample that the quantile does not exceed; 0
-        before the first.
+        """The delay to expect: fixed, or the least sample that the quantile does not exceed; before
+        the first that of the warm-up, which is too long rather than too short; 0 before that.
         """
         if self._fixed_ns:
             return self._fixed_ns
         if not self._samples:
-            return 0
+            return self._warm_up_ns
         ordered = sorted(self._samples)
         return ordered[max(0, math.ceil(self._quantile * len(ordered)) - 1)]
 

@@ -80,11 +80,11 @@ def test_a_track_is_straight_from_point_to_point() -> None:
     assert track.at(NOW) is None
 
 
-def test_a_measured_delay_is_a_quantile_without_the_warm_up() -> None:
+def test_a_measured_delay_is_a_quantile_and_the_warm_up_until_there_is_one() -> None:
     delay = Delay(0, 0.9)
     assert delay.ns == 0
-    delay.measured(10**12)
-    assert delay.ns == 0, "the first decision says nothing of the next"
+    delay.measured(300 * MS)
+    assert delay.ns == 300 * MS, "nothing better is known"
     for ms in range(1, 11):
         delay.measured(ms * MS)
     assert delay.ns == 9 * MS
@@ -94,8 +94,11 @@ def test_a_measured_delay_is_a_quantile_without_the_warm_up() -> None:
         delay.measured(3 * MS)
     assert delay.ns == 3 * MS, "the window has moved on"
     delay.restart()
-    delay.measured(10**12)
     assert delay.ns == 0
+    delay.measured(200 * MS)
+    assert delay.ns == 200 * MS
+    delay.measured(2 * MS)
+    assert delay.ns == 2 * MS, "the warm-up is not believed any longer"
     half = Delay(0, 0.5, warm_up=0)
     for sample in (3, 1, 2):
         half.measured(sample)
