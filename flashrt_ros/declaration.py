@@ -24,7 +24,7 @@ from flashrt_ros.parameters import (
     expand,
     transport_topic,
 )
-from flashrt_ros.unknown_parameters import QOS, QOS_POLICIES, unknown_parameters
+from flashrt_ros.unknown_parameters import QOS, QOS_POLICIES, refuse_execution, unknown_parameters
 
 _ARRAYS = {
     "int[]": Parameter.Type.INTEGER_ARRAY,
@@ -64,13 +64,17 @@ class NodeParameters:
         """Return the checked configuration.
 
         Raises:
-            OptionError: a value is mistyped, out of range, missing or contradicts another.
+            OptionError: a value is mistyped, out of range, missing or contradicts another; or an
+                output is on, and a parameter of the execution is unknown.
         """
         self._follow_cameras()
         for error in self.errors.values():
             raise error
         values = {name: self._node.get_parameter(name).value for name in self._declared}
-        return build_config(values)
+        config = build_config(values)
+        if config.execution.enabled:
+            refuse_execution(self.unknown)
+        return config
 
     def _follow_cameras(self) -> None:
         """Declare the group of every camera key; forget the groups of keys that are gone."""

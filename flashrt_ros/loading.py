@@ -39,6 +39,18 @@ def check_action_kind(config: NodeConfig, relative: tuple[int, ...]) -> None:
         )
 
 
+def check_replan_rows(config: NodeConfig, horizon: int) -> None:
+    """OptionError when the next chunk is asked for after the end of one; horizon 0: not known."""
+    rows = config.execution.replan_rows
+    if horizon and rows >= horizon:
+        raise OptionError(
+            "parameter 'execution.replan_rows'",
+            expected=f"less than {horizon}, the horizon of the policy",
+            got=rows,
+            remedy="at its last row nothing would be left for a decision that is late",
+        )
+
+
 def _names(config: NodeConfig, indices: tuple[int, ...]) -> str:
     return ", ".join(config.action_names[index] for index in indices)
 

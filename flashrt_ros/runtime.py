@@ -28,7 +28,7 @@ from flashrt_ros.execution.control import Control
 from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.inputs import AHEAD_NS, Input, Refusal
-from flashrt_ros.loading import LoadLog, check_action_kind, load_options
+from flashrt_ros.loading import LoadLog, check_action_kind, check_replan_rows, load_options
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.prompt_topic import PromptTopic
 from flashrt_ros.stamps import in_seconds
@@ -134,6 +134,7 @@ class Runtime:
         self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
         release(self._close_engine)
         check_action_kind(config, self.session.processor.relative)
+        check_replan_rows(config, max(self.session.contract.shapes).horizon)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
         self.decider = Decider(self.session, self.ingest, config, outlet, self.statistics)
@@ -145,6 +146,12 @@ class Runtime:
 
     def _build_execution(self, outlet: Outlet) -> Outlet:
         """Build the execution; an outlet whose chunks it gets, too."""
+        check_replan_rows(self.config, self.config.horizon)
+        if not self.config.execution.limited:
+            self.node.get_logger().warning(
+                "no limits.lower, limits.upper or limits.max_step is set: an output sends whatever"
+                " the policy says"
+            )
         execution = self.execution = Control(
             self.node,
             self.config.execution,

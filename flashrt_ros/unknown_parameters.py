@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from flashrt_core.errors import OptionError
+from flashrt_ros.execution.parameters import NAMES
 from flashrt_ros.parameters import expand
 
 QOS = "qos_overrides."
 QOS_POLICIES = ("history", "depth", "reliability")
 # Parameters that rclpy declares itself.
 _FOREIGN = ("use_sim_time", "start_type_description_service")
+_EXECUTION = tuple({f"{name.partition('.')[0]}." for name in NAMES})
 # Last part of a name that was taken out -> what to write instead.
 _FORMER = {"compressed": "set camera.<key>.transport to compressed, and the topic without that"}
 
@@ -44,3 +47,17 @@ def unknown_parameters(
         near = difflib.get_close_matches(name, known, n=1)
         unknown[name] = f"did you mean '{near[0]}'?" if near else ""
     return unknown
+
+
+def refuse_execution(unknown: Mapping[str, str]) -> None:
+    """OptionError when one of these names means, or may have meant, a limit or the safe action.
+
+    Args:
+        unknown: names with their hints, of :func:`unknown_parameters`.
+    """
+    for name, hint in unknown.items():
+        if name.startswith(_EXECUTION) or any(f"'{known}'" in hint for known in NAMES):
+            raise OptionError(
+                f"parameter '{name}'", expected="a known name, as an output is on", got="an unknown"
+                " one", remedy=hint or "take it out: what it should limit is not limited",
+            )  # fmt: skip

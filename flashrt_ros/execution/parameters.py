@@ -123,6 +123,11 @@ class ExecutionConfig:
         return bool(self.trajectory_topic or self.commands_topic)
 
     @property
+    def limited(self) -> bool:
+        """Whether any limit holds."""
+        return bool(self.lower or self.upper or self.max_step)
+
+    @property
     def period_ns(self) -> int:
         """One control period."""
         return round(1e9 / self.rate_hz)

@@ -12,7 +12,9 @@ import yaml
 
 from flashrt_core.errors import OptionError
 from flashrt_ros.execution.parameters import NAMES
+from flashrt_ros.loading import check_replan_rows
 from flashrt_ros.parameters import TABLE, build_config
+from flashrt_ros.unknown_parameters import refuse_execution, unknown_parameters
 
 CONFIG = Path(__file__).parents[2] / "config"
 MINIMAL: dict[str, Any] = {
@@ -119,6 +121,34 @@ def test_nothing_is_asked_for_by_default() -> None:
     assert {p.name for p in TABLE} >= {"output.rate_hz", "limits.max_step", "safe.action"}
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("limits.max_steps", "did you mean 'limits.max_step'?"),
+        ("safe.actoin", "did you mean 'safe.action'?"),
+        ("safe.zzzzzzzzzzzz", "take it out"),
+        ("output.rate", "did you mean 'output.rate_hz'?"),
+        ("limit.max_step", "did you mean 'limits.max_step'?"),
+    ],
+)
+def test_an_unknown_limit_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}': expected a known name") as error:
+        refuse_execution(unknown_parameters([name], ("front",)))
+    assert hint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_unknown_names_are_not() -> None:
+    refuse_execution(unknown_parameters(["zzz", "rate", "camera.front.topick"], ("front",)))
+
+
+def test_a_chunk_must_reach_beyond_the_row_that_brings_the_next() -> None:
+    config = build_config(MINIMAL | {"output.commands.topic": "t", "execution.replan_rows": 10})
+    check_replan_rows(config, 11)
+    check_replan_rows(config, 0)
+    with pytest.raises(OptionError, match="'execution.replan_rows': expected less than 10.* 10"):
+        check_replan_rows(config, 10)
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
@@ -141,5 +171,6 @@ def test_the_commented_example_works_when_it_is_taken_in(name: str) -> None:
 
     assert not config(as_it_is).enabled
     taken = config(as_it_is + example)
+    assert 0 < taken.replan_rows < 10, "the horizon of the presets"
     assert taken.trajectory_topic and taken.safe_action == "stop_trajectory"
     assert len(taken.max_step) == len(taken.lower) == len(taken.names)

@@ -155,6 +155,14 @@ def test_a_violation_may_stop_the_robot(start: Callable[..., Robot]) -> None:
             {"output__commands__topic": "c", "limits__max_step": [0.1]},
             "parameter 'limits.max_step': expected 3 values, one of each action, got 1",
         ),
+        (
+            {"output__commands__topic": "c", "limits__max_steps": [0.1, 0.1, 0.1]},
+            "did you mean 'limits.max_step'?",
+        ),
+        (
+            {"output__commands__topic": "c", "execution__replan_rows": 4, "rate_hz": 5.0},
+            "parameter 'execution.replan_rows': expected less than 4",
+        ),
     ],
 )
 def test_outputs_that_cannot_be_are_refused_at_configure(
