@@ -130,6 +130,7 @@ class Machine:
         self._on_running = on_running
         self._limits = Limits(dim, config.lower, config.upper, config.max_step)
         self._track = Track()
+        self._rested_ns = 0  # from when on a trajectory that stops the robot is long over
         self._last: np.ndarray | None = None  # the last per-tick command
         self._failure: Cause | None = None  # holds until the next chunk
         self._latched: Cause | None = None  # holds until the next activation
@@ -215,6 +216,8 @@ class Machine:
         if self.state == OFF:
             return
         self.schedule.prune(now_ns)
+        if self.state == SAFE and self.config.measured and now_ns >= self._rested_ns:
+            self._track.clear()  # at rest: what is measured counts, should it have been moved
         cause = self._find_cause(now_ns, facts)
         if cause is None and self.state == IDLE and self.schedule.at(now_ns) is None:
             return
@@ -335,6 +338,7 @@ class Machine:
             if position is not None:
                 self._sink.stop(now_ns, position)
                 rest_ns = now_ns + round(config.stop_within_s * 1e9)
+                self._rested_ns = 2 * rest_ns - now_ns
                 self._track.replace(now_ns, told, [(rest_ns, position)])
                 where = "measured" if position is measured else "commanded"
                 done.append(f"a trajectory stops at the {where} position")

@@ -17,7 +17,9 @@ def render_markdown() -> str:
         "Parameters can be set in a file (key `/**:`), on the command line (`--ros-args -p"
         " rate_hz:=5.0`) or, while the node is unconfigured, with `ros2 param set`. From configure"
         " to cleanup they are read-only. A value of the wrong type or out of range makes configure"
-        " fail with one line; an unknown name is reported in the log and in diagnostics.",
+        " fail with one line; an unknown name is reported in the log and in diagnostics,"
+        " and while an output is on, one of (or like) `output.*`, `execution.*`, `limits.*` or"
+        " `safe.*` makes configure fail.",
         "",
         "Of several sources on the command line (launch gives some files, too) the last counts,"
         " whatever the YAML types are: rcl alone would let a file's `rate_hz: 5` win over"

@@ -287,6 +287,20 @@ def test_trajectories_that_ended_go_on_from_where_the_robot_is_then() -> None:
     assert points[0] == (40, [pytest.approx(-0.9), pytest.approx(0.9)])
 
 
+@pytest.mark.parametrize("action", ["hold", "stop_trajectory"])
+def test_a_robot_moved_while_it_was_held_goes_on_from_where_it_is(action: str) -> None:
+    robot = Robot(TRAJECTORY | LIMITED | {"safe.action": action})
+    robot.take(0, [0.5] * 50)
+    assert robot.tick(20, Facts(AT.measured, stale="old")) == [("stop", [0.5, -0.5])]
+    robot.tick(219, Facts(MOVED.measured, stale="old"))
+    robot.sent.clear()
+    robot.take(220, [0.5] * 50, begin_ms=220, facts=Facts(None))
+    assert robot.sent == [], "not without a measured position"
+    robot.take(240, [0.5] * 50, begin_ms=240, facts=MOVED)
+    ((_, points),) = robot.sent
+    assert points[0] == (40, [pytest.approx(-0.9), pytest.approx(0.9)])
+
+
 @pytest.mark.parametrize("action", ["stop", "stop_trajectory"])
 def test_commands_that_ended_wait_for_a_measured_position(action: str) -> None:
     robot = Robot(COMMANDS | TRAJECTORY | LIMITED | {"safe.action": action, "safe.causes": []})

@@ -54,6 +54,7 @@ def test_a_trajectory_is_the_part_of_a_chunk_that_is_still_to_come(
     part = robot.fresh_part("execution")
     assert part["state"] == "running" and part["safe_actions"] == "0"
     assert float(part["jump.elbow.max"]) > 0.0
+    assert robot.target.log.count("an output sends whatever the policy says") == 1
     assert robot.target.stop() == 0
 
 
@@ -131,6 +132,7 @@ def test_a_violation_may_stop_the_robot(start: Callable[..., Robot]) -> None:
     assert robot.fresh_part("execution")["cause"] == "limit"
     assert robot.levels["policy: execution"][0] == 2
     assert robot.target.log.count("limits are violated") == 1
+    assert "an output sends whatever" not in robot.target.log
     assert robot.target.stop() == 0
 
 
