@@ -14,6 +14,7 @@ from typing import Any
 from .bag import Bag, Route
 from .figure import RESULTS, write_results
 from .messages import message_class
+from .node_process import refuse_running
 from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
@@ -44,8 +45,8 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     Writes ``replay.json``, ``replay.csv``, ``replay.png`` and the node's log into ``options.out``.
 
     Raises:
-        FlashRTError: bag and parameter file do not fit, the folder cannot be used, or the node
-            failed.
+        FlashRTError: bag and parameter file do not fit, the folder cannot be used, the domain has
+            such a node already, or the node failed.
     """
     parameters = read_parameters(options.parameters)
     with Bag(options.bag) as bag:
@@ -55,6 +56,11 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
         choose_graph(options.domain).enter()
         if warning := use_shared_memory():
             reporter.say(f"note: {warning}")
+        if parameters.outputs:
+            reporter.say(
+                f"outputs are off in a replay; without effect: {', '.join(parameters.outputs)}"
+            )
+        refuse_running(options.domain)
         with results_folder(options.out, [f"replay{end}" for end in RESULTS]) as out:
             return _replay_into(out, bag, parameters, options, reporter)
 
@@ -72,6 +78,7 @@ def _replay_into(
     report = summarise(run)
     if options.step:
         report["chunks_sha256"] = digest(chunks)
+    report["parameters_without_effect"] = list(parameters.outputs)
     report["seed"] = parameters.config.seed if options.seed is None else options.seed
     report |= {"versions": versions(), "machine": machine()}
     report["command"] = shlex.join(["flashrt", *sys.argv[1:]])

@@ -16,6 +16,7 @@ from flashrt_ros.loading import load_options
 
 from .bag import Bag
 from .figure import RESULTS, write_results
+from .node_process import refuse_running
 from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
@@ -61,6 +62,7 @@ def run_demo(options: DemoOptions, reporter: Reporter) -> int:
     choose_graph(options.domain).enter()
     if warning := use_shared_memory():
         reporter.say(f"note: {warning}")
+    refuse_running(options.domain)
     with results_folder(options.out, [f"demo{end}" for end in RESULTS]) as out:
         return _demo_into(out, parameters, options, reporter)
 

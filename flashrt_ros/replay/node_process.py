@@ -47,6 +47,26 @@ class NodeStartError(FlashRTError):
     code = 91
 
 
+def refuse_running(domain: int | None, name: str = "/policy", look_s: float = 3.0) -> None:
+    """Look for a node ``name`` on ``domain``, which this process has entered; None: a private one.
+
+    Its services would answer in place of those of the node that is about to be started.
+
+    Raises:
+        NodeStartError: there is one.
+    """
+    if domain is None:
+        return
+    with PolicyClient(name) as client:
+        if client.wait_for_services(look_s):
+            raise NodeStartError(
+                f"node '{name}'",
+                expected=f"none on domain {domain}",
+                got="one that runs",
+                remedy="stop it or use another --domain",
+            )
+
+
 class NodeProcess:
     """One policy node; use as a context manager, which stops it in any case.
 

@@ -12,9 +12,13 @@ import yaml
 from flashrt_core.errors import OptionError
 from flashrt_ros.parameters import JOINTS, NodeConfig, build_config
 
+from .output import writing
+
 IMAGE_TYPE = "sensor_msgs/msg/Image"
 COMPRESSED_TYPE = "sensor_msgs/msg/CompressedImage"
 JOINTS_TYPE = "sensor_msgs/msg/JointState"
+# Groups of parameters that move a robot, or only say how.
+_OUTPUT_GROUPS = ("output", "execution", "limits", "safe")
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,17 @@ class NodeInput:
 
 @dataclass(frozen=True)
 class ParameterFile:
-    """A parameter file, and what the node makes of it."""
+    """A parameter file, and what the node makes of it.
+
+    Attributes:
+        path: of the file.
+        config: what its values mean.
+        values: the parameters that count for the node, by full name.
+    """
 
     path: Path
     config: NodeConfig
+    values: Mapping[str, Any]
 
     @property
     def inputs(self) -> tuple[NodeInput, ...]:
@@ -57,6 +68,25 @@ class ParameterFile:
             topic = _absolute(self.config.joints_topic)
             found.append(NodeInput(JOINTS, topic, JOINTS_TYPE, "joints.topic"))
         return tuple(found)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the parameters that are about the outputs, in order."""
+        return tuple(name for name in self.values if name.split(".")[0] in _OUTPUT_GROUPS)
+
+    def write_without_outputs(self, path: Path) -> None:
+        """Write what counts for the node, without :attr:`outputs`, as a parameter file.
+
+        Raises:
+            OptionError: the file cannot be written.
+        """
+        off = set(self.outputs)
+        kept = {name: value for name, value in self.values.items() if name not in off}
+        with writing("parameter file", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(
+                yaml.safe_dump({"/**": {"ros__parameters": kept}}, sort_keys=False, width=4096)
+            )
 
 
 def read_parameters(path: Path, node: str = "policy") -> ParameterFile:
@@ -87,7 +117,7 @@ def read_parameters(path: Path, node: str = "policy") -> ParameterFile:
             got="none",
         )
     try:
-        return ParameterFile(path, build_config(values))
+        return ParameterFile(path, build_config(values), values)
     except OptionError as error:
         raise OptionError(f"parameter file '{path}'", got=error) from error
 

@@ -30,7 +30,8 @@ class Settings:
 
     Attributes:
         parameters: the node's parameter file.
-        log: file for the output of the node process.
+        log: file for the output of the node process; what the node gets of ``parameters`` is
+            written beside it, as ``.yaml``.
         seed: overrides the file's seed where given.
         remaps: topic of the bag -> topic of the node.
         overrides: further parameters that count more than the file.
@@ -57,6 +58,8 @@ class LiveNode:
 def live_node(bag: Bag, settings: Settings, **overrides: object) -> Iterator[LiveNode]:
     """The node of ``settings`` as its own process, active, its clock at the start of the bag.
 
+    Its outputs are off: decisions on a recording must not move a robot.
+
     Raises:
         OptionError: the bag does not hold what the parameter file asks for.
         NodeStartError: the node ended or refused, with its own reason.
@@ -65,8 +68,10 @@ def live_node(bag: Bag, settings: Settings, **overrides: object) -> Iterator[Liv
     given: dict[str, object] = {"use_sim_time": True, **settings.overrides, **overrides}
     if settings.seed is not None:
         given["seed"] = settings.seed
+    file = settings.log.with_suffix(".yaml")
+    settings.parameters.write_without_outputs(file)
     with (
-        NodeProcess(settings.parameters.path, settings.log, given) as process,
+        NodeProcess(file, settings.log, given) as process,
         PolicyClient("/policy") as client,
     ):
         client.watch = process.check
