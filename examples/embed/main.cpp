@@ -4,13 +4,17 @@
 // the GIL is given away, and a thread decides through the C interface: decisions, a snapshot, other
 // decisions, a restore, and a continuation that must have equal bits. Prints times as JSON.
 //
-// Build: see docs/c_interface.md. Run: embed [device [preset [decisions]]], by default "cpu tiny 5".
+// Build: see docs/c_interface.md. Run: embed [device [preset [decisions]]], by default "cpu tiny 5", with the
+// virtual environment that has torch active.
 #include <Python.h>
 #include <flashrt.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -34,12 +38,57 @@ export = session.export()
 handle = export.handle
 )";
 
+// The Python error that is set, as one line of text.
+std::string python_error() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  PyObject *name = type == nullptr ? nullptr : PyObject_GetAttrString(type, "__name__");
+  PyObject *text = value == nullptr ? nullptr : PyObject_Str(value);
+  const char *words[] = {name == nullptr ? nullptr : PyUnicode_AsUTF8(name),
+                         text == nullptr ? nullptr : PyUnicode_AsUTF8(text)};
+  std::string line = words[0] == nullptr ? "Python failed" : words[0];
+  if (words[1] != nullptr && *words[1] != 0) line += std::string(": ") + words[1];
+  PyErr_Clear();
+  for (PyObject *object : {name, text, type, value, trace}) Py_XDECREF(object);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line;
+}
+
+// Starts Python for the virtual environment that is active. Its signal handlers stay out: Ctrl-C would only set
+// a flag that Python looks at when it runs next, and a host may not call it for hours.
+void start_python(int argc, char **argv) {
+  // ROS 2 from pip would start the interpreter in place of this program, to find libraries that are not needed.
+  setenv("_ROS_WHEELS_BOOTSTRAP_COMPLETE", "1", 0);
+  PyConfig config;
+  PyConfig_InitPythonConfig(&config);
+  config.install_signal_handlers = 0;
+  config.parse_argv = 0;
+  const char *active = std::getenv("VIRTUAL_ENV");
+  PyStatus status = PyConfig_SetBytesArgv(&config, argc, argv);
+  if (!PyStatus_Exception(status) && active != nullptr && *active != 0) {
+    const std::string program = std::string(active) + "/bin/python3";
+    status = PyConfig_SetBytesString(&config, &config.program_name, program.c_str());
+  }
+  struct sigaction ctrl_c{};
+  sigaction(SIGINT, nullptr, &ctrl_c);
+  if (!PyStatus_Exception(status)) status = Py_InitializeFromConfig(&config);
+  PyConfig_Clear(&config);
+  if (PyStatus_Exception(status)) {
+    throw std::runtime_error(std::string("Python does not start: ") + (status.err_msg ? status.err_msg : "it ended"));
+  }
+  // Whoever imports Python's signal module first installs a handler all the same. Later imports do not.
+  PyObject *module = PyImport_ImportModule("signal");
+  if (module == nullptr) throw std::runtime_error(python_error());
+  Py_DECREF(module);
+  sigaction(SIGINT, &ctrl_c, nullptr);
+}
+
 // Runs Python source; its error becomes ours.
 void run_python(PyObject *names, const char *source) {
   PyObject *result = PyRun_String(source, Py_file_input, names, names);
   if (result == nullptr) {
-    PyErr_Print();
-    throw std::runtime_error("Python failed");
+    throw std::runtime_error(python_error());
   }
   Py_DECREF(result);
 }
@@ -176,16 +225,28 @@ int run(const char *device, const char *preset, int decisions) {
   return result.stale_refused && result.bit_exact ? 0 : 1;
 }
 
+// How many decisions an argument asks for.
+int count_of(const char *text) {
+  int count = 0;
+  const char *end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, count);
+  if (error != std::errc() || stop != end || count < 1 || count > 1000000) {
+    throw std::invalid_argument("decisions: expected a number from 1 to 1000000, got '" + std::string(text) + "'");
+  }
+  return count;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
-  Py_Initialize();
   int status = 2;
   try {
-    const int decisions = argc > 3 ? std::stoi(argv[3]) : 5;
-    status = run(argc > 1 ? argv[1] : "cpu", argc > 2 ? argv[2] : "tiny", std::max(1, decisions));
+    if (argc > 4) throw std::invalid_argument("expected at most three arguments: device, preset, decisions");
+    const int decisions = argc > 3 ? count_of(argv[3]) : 5;
+    start_python(argc, argv);
+    status = run(argc > 1 ? argv[1] : "cpu", argc > 2 ? argv[2] : "tiny", decisions);
   } catch (const std::exception &error) {
     std::fprintf(stderr, "embed: %s\n", error.what());
   }
-  return Py_FinalizeEx() == 0 ? status : 2;
+  return !Py_IsInitialized() || Py_FinalizeEx() == 0 ? status : 2;
 }
