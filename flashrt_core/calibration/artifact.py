@@ -32,6 +32,8 @@ METHODS = ("amax", "percentile")
 _WHERE = "option 'calibration'"
 _LARGEST = 448.0  # of E4M3
 _AGAIN = "calibrate again"
+# Before the command, which so stays whole to the end of the line.
+_ELSE = "with --made-up N, or --bag BAG --params FILE, in place of --npz FILE where there is none,"
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def find_calibration(
             _WHERE,
             expected="a calibration file, as the precision plan quantises activations",
             got=f"none at {str(path)!r}" if option else "none for this plan",
-            remedy=f"run {command}",
+            remedy=f"{_ELSE} run {command}",
         )
     found = read_calibration(path)
     check(found, key, precision, command)

@@ -90,6 +90,7 @@ def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) 
     code, _, err = call(capsys, "qualify", "pi05", "--precision", "fp8", *FEW)
     assert code == USER_ERROR and err.count("\n") == 1
     assert "run flashrt calibrate pi05 --checkpoint random:0 --precision fp8 --steps 2" in err
+    assert "--made-up N, or --bag BAG --params FILE, in place of --npz FILE" in err
     code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8")
     assert code == NOT_LOADABLE and "not loadable like this: option 'calibration'" in out
 
