@@ -11,6 +11,7 @@ from flashrt_core.bench.report import write_json
 from flashrt_core.errors import OptionError
 from flashrt_core.outputs import check_output
 from flashrt_ros.paths import config_file
+from flashrt_ros.replay.node_process import refuse_running
 from flashrt_ros.replay.parameter_file import read_parameters
 from flashrt_ros.replay.progress import Reporter
 from flashrt_ros.replay.report import machine, versions
@@ -50,11 +51,17 @@ def run_node_bench(options: NodeBenchOptions, reporter: Reporter) -> int:
     file = read_parameters(options.parameters or config_file("node_bench.yaml"))
     if warning := use_shared_memory({}):
         reporter.say(f"note: {warning}")
+    if file.outputs:
+        reporter.say(f"outputs are off under load; without effect: {', '.join(file.outputs)}")
+    refuse_running(options.domain)
     choose_graph(options.domain).enter()
-    sensors = SensorOptions(
-        str(file.path), options.camera_hz, options.joint_hz, options.width, options.height
-    )
     with tempfile.TemporaryDirectory(prefix="flashrt-bench-") as folder:
+        # Its decisions are made from noise: no controller may hear of them.
+        file.write_without_outputs(Path(folder) / "node.yaml")
+        file = read_parameters(Path(folder) / "node.yaml")
+        sensors = SensorOptions(
+            str(file.path), options.camera_hz, options.joint_hz, options.width, options.height
+        )
         log = Path(folder) / "node.log"
         with reporter.phase(f"node under load, {options.seconds:g} s") as phase:
             report = run_load(file, sensors, options.seconds, log, phase)
