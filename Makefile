@@ -29,7 +29,7 @@ demo: setup ## Run the small policy over real ROS 2 topics; write out/demo.json 
 # What holds the node to times has the machine for itself; the rest goes through two processes (pytest-xdist),
 # each on a DDS domain of its own, which takes minutes less. With PYTEST_ARGS all of it is one call.
 ALONE := $(addprefix test/ros/test_,$(addsuffix .py,arm endurance faults fresh_images fuzz \
-  missing_execution node_bench outputs progress prompt_topic safe_action time)) \
+  missing_execution node_bench outputs progress prompt_topic safe_action services time)) \
   test/replay/test_full_speed.py test/replay/test_node_runs.py
 
 test: lint ## Run ruff, mypy and pytest on ROS 2 Kilted, then test-jazzy.

@@ -23,10 +23,10 @@ from flashrt_core.session import Session
 from test.abi import host as api
 from test.abi.conftest import ROOT
 from test.abi.host import Host
-from test.abi.test_embed import embed, program
+from test.abi.test_embed import checkout, embed
 from test.gpu import requires_gpu
 
-__all__ = ["program"]  # the fixture
+__all__ = ["checkout"]  # the fixture
 
 TINY = LoadOptions(state_dim=1, max_sessions=3, capsule_slots=2, threads=1)
 GPU = replace(TINY, device="cuda", precision="bf16")
@@ -153,11 +153,11 @@ def test_cameras_bytes_are_not_exported(library_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("cuda", marks=requires_gpu)])
-def test_the_example_on_a_gpu(program: Path, kind: str) -> None:
-    done = embed(program, kind, "tiny", "20")
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    assert json.loads(done.stdout.splitlines()[-1])["bit_exact"]
+def test_the_example_on_a_gpu(checkout: Path, kind: str) -> None:
+    status, out, err = embed(checkout, kind, "tiny", "20")
+    assert status == 0, err
+    print(out)
+    assert json.loads(out.splitlines()[-1])["bit_exact"]
 
 
 def test_the_document_names_what_there_is() -> None:

@@ -46,6 +46,9 @@ def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> bool:
     return held  # not asked again: a process that is being replaced by exec has no name
 
 
+NODE_FILE = "replay_node.yaml"  # what a replay hands to its node
+
+
 def nodes_of(parameters: Path) -> list[int]:
     """Ids of the node processes of a parameter file."""
     found = []
@@ -76,33 +79,29 @@ def runs(folder: Path) -> bool:
     ("number", "says"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
 )
 def test_an_interrupted_replay_takes_its_node_along(
-    long_replay: list[object],
-    parameter_path: Path,
-    tmp_path: Path,
-    number: signal.Signals,
-    says: str,
+    long_replay: list[object], tmp_path: Path, number: signal.Signals, says: str
 ) -> None:
     with started(*long_replay) as process:
         assert wait_until(lambda: runs(tmp_path))
-        assert nodes_of(parameter_path), "the node runs"
+        assert nodes_of(tmp_path / NODE_FILE), "the node runs"
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert err == f"flashrt: {says}\n"
-    assert not nodes_of(parameter_path)
+    assert not nodes_of(tmp_path / NODE_FILE)
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_killed_replay_takes_its_node_along(
-    long_replay: list[object], parameter_path: Path, tmp_path: Path, early: bool
+    long_replay: list[object], tmp_path: Path, early: bool
 ) -> None:
     with started(*long_replay) as process:
-        assert wait_until(lambda: nodes_of(parameter_path))
+        assert wait_until(lambda: nodes_of(tmp_path / NODE_FILE))
         if not early:
             assert wait_until(lambda: runs(tmp_path))
         process.kill()
         process.wait(10)
-        assert wait_until(lambda: not nodes_of(parameter_path), 15.0)
+        assert wait_until(lambda: not nodes_of(tmp_path / NODE_FILE), 15.0)
     with results_folder(tmp_path, []):
         pass  # the lock went with its process
 

@@ -116,7 +116,7 @@ REPORTS: dict[str, tuple[str, ...]] = {
         "replay/test_report.py::test_jump_between_chunks_is_measured_at_the_same_moment",
         "replay/test_compare.py::test_differences_are_those_of_the_numbers",
         "ros/test_reports.py::test_an_observation_like_the_one_before_is_decided_on",
-        "execution/test_limits.py::test_a_measured_delay_is_a_quantile_without_the_warm_up",
+        "execution/test_limits.py::test_a_measured_delay_is_a_quantile_and_the_warm_up_until_there_is_one",
         "ros/test_arm.py::test_an_arm_follows_chunks_while_the_next_is_decided",
     ),
     "joints come in another order": (
