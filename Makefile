@@ -32,14 +32,13 @@ ALONE := $(addprefix test/ros/test_,$(addsuffix .py,arm endurance faults fresh_i
   missing_execution node_bench outputs progress prompt_topic safe_action services time)) \
   test/replay/test_full_speed.py test/replay/test_node_runs.py
 
-test: lint ## Run ruff, mypy and pytest on ROS 2 Kilted, then test-jazzy.
+test: lint ## Run ruff, mypy and pytest on ROS 2 Kilted.
 ifdef PYTEST_ARGS
 	$(call run,python -m pytest $(PYTEST_ARGS))
 else
 	$(call run,python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE)))
 	$(call run,python -m pytest -q $(ALONE))
 endif
-	@$(MAKE) --no-print-directory test-jazzy
 
 test-jazzy: setup-jazzy ## Run the tests marked `jazzy` on ROS 2 Jazzy.
 	$(call run_in,$(JAZZY),python -m pytest -q -m jazzy test/ros test/launch $(JAZZY_PYTEST_ARGS))

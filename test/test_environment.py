@@ -190,8 +190,13 @@ def test_the_gpu_check_runs_in_the_environment_that_it_sets_up() -> None:
         assert f'PATH="{ROOT}/.venv/bin:' in line and f" python {tool}" in line
 
 
-def test_the_tests_run_on_kilted_then_on_jazzy_each_in_its_environment() -> None:
-    ran = [line for line in recipe("test") if "environment.py" in line or " -m pytest" in line]
+def test_the_tests_run_on_kilted_and_on_jazzy_each_in_its_environment() -> None:
+    ran = [
+        line
+        for target in ("test", "test-jazzy")
+        for line in recipe(target)
+        if "environment.py" in line or " -m pytest" in line
+    ]
     kilted, spread, alone, jazzy, part = ran
     assert kilted.endswith("tools/environment.py --dev")
     # Every test is in one of the two, and none in both.
