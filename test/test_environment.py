@@ -197,15 +197,15 @@ def test_the_tests_run_on_kilted_and_on_jazzy_each_in_its_environment() -> None:
         for line in recipe(target)
         if "environment.py" in line or " -m pytest" in line
     ]
-    kilted, spread, alone, jazzy, part = ran
+    kilted, plain, talking, jazzy, part = ran
     assert kilted.endswith("tools/environment.py --dev")
     # Every test is in one of the two, and none in both.
-    ignored = re.findall(r"--ignore=(\S+)", spread.rpartition(" python -m pytest")[2])
-    assert " python -m pytest -q -n 2 " in spread and ignored
-    assert alone.endswith(f" python -m pytest -q {' '.join(ignored)}")
+    ignored = re.findall(r"--ignore=(\S+)", plain.rpartition(" python -m pytest")[2])
+    assert " python -m pytest -q -n 2 " in plain and ignored
+    assert talking.endswith(f" python -m pytest -q -n 2 --dist loadfile {' '.join(ignored)}")
     assert all((ROOT / place).exists() for place in ignored)
     assert jazzy.endswith("tools/environment.py --ros jazzy --dev")
     assert " python -m pytest -q -m jazzy " in part
-    for line, venv in ((spread, ".venv"), (alone, ".venv"), (part, ".venv-jazzy")):
+    for line, venv in ((plain, ".venv"), (talking, ".venv"), (part, ".venv-jazzy")):
         for value in (f'PATH="{ROOT}/{venv}/bin:', f'AMENT_PREFIX_PATH="{ROOT}/{venv}"'):
             assert value in line
