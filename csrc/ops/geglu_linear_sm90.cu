@@ -12,8 +12,8 @@
 // owns 128 features x kTokens, two math warpgroups of 64 features each; one warp feeds them. The
 // blocks of a cluster share a token tile: each fetches a part of it for all. Persistent over tiles: the
 // next tile is under way while the gate of this one is computed. Letting the second warpgroup start a
-// tile some blocks of K behind the first gained nothing (0 to 2 % slower on an H200), nor did clusters
-// of four, of which 30 fit where 33 were wanted.
+// tile some blocks of K behind the first gained nothing on an H200, nor did clusters of four, of which
+// fewer than a whole round are resident there.
 // needs K a multiple of 128 bytes, F % (128 clusters) == 0; grid of clusters, 384 threads
 // bound: 4 M F K flop
 #include <type_traits>
