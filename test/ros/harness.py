@@ -170,6 +170,7 @@ class Robot:
         self.chunks: list[Any] = []
         self.timings: list[Any] = []
         self.diagnostics: dict[str, dict[str, str]] = {}
+        self._diagnostics_from_ns = 0
         self.levels: dict[str, tuple[int, str]] = {}
         self.feeding: set[str] = set()
         self.stamps_ns: dict[str, int] = {}  # of the last message on each topic
@@ -313,7 +314,8 @@ class Robot:
         return self.diagnostics.get(f"policy: {name}", {})
 
     def fresh_part(self, name: str) -> dict[str, str]:
-        """The values of one status, published after this call began."""
+        """The values of one status, published after this call began, not only received after it."""
+        self._diagnostics_from_ns = time.time_ns()
         self.diagnostics = {}
         return dict(wait_until(lambda: self.part(name), 5.0, f"diagnostics of {name}"))
 
@@ -336,7 +338,9 @@ class Robot:
         wanted = len(self.chunks) + more
         wait_until(lambda: len(self.chunks) >= wanted, timeout_s, f"{more} more chunks")
 
-    def _on_diagnostics(self, message: Any) -> None:
+    def _on_diagnostics(self, message: Any, info: Any) -> None:
+        if info["source_timestamp"] < self._diagnostics_from_ns:
+            return
         for status in message.status:
             if status.hardware_id == self.target.name:
                 values = {item.key: item.value for item in status.values}
