@@ -7,9 +7,17 @@ A launch file names its parameter file and nothing else. Importing this module n
 from __future__ import annotations
 
 import os
+import time
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
-from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
+from launch.actions import (
+    DeclareLaunchArgument,
+    EmitEvent,
+    OpaqueFunction,
+    RegisterEventHandler,
+    TimerAction,
+)
+from launch.event_handlers import OnProcessStart
 from launch.events import matches_action
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import LifecycleNode
@@ -29,6 +37,9 @@ OVERRIDES = {
     "precision": "fp32, bf16, fp8, or a YAML file",
 }
 _SWITCH = ["true", "false"]
+_RESPAWN_DELAY_S = 2.0
+# A killed process keeps its name until DDS misses it, some 20 s; till then it is refused to others.
+_ASK_AGAIN_S, _ASK_FOR_S = 3.0, 40.0
 
 
 def policy_launch_description(parameter_file: str) -> LaunchDescription:
@@ -54,6 +65,13 @@ def policy_launch_description(parameter_file: str) -> LaunchDescription:
             default_value="true",
             choices=_SWITCH,
             description="configure and activate the node; false leaves it unconfigured",
+        ),
+        DeclareLaunchArgument(
+            "respawn",
+            default_value="false",
+            choices=_SWITCH,
+            description="start the node again when its process ends by itself; with autostart it"
+            " is configured and activated again, so the robot may move again",
         ),
         DeclareLaunchArgument(
             "use_sim_time",
@@ -103,10 +121,49 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         ros_arguments=["--log-level", value("log_level")],
         output="screen",
         emulate_tty=True,
+        respawn=value("respawn") == "true",
+        respawn_delay=_RESPAWN_DELAY_S,
     )
     if value("autostart") != "true":
         return [node]
-    return [node, _activate_when_configured(node), _request(node, Transition.TRANSITION_CONFIGURE)]
+    return [*_Starts(node).handlers(), _activate_when_configured(node), node]
+
+
+class _Starts:
+    """Configures the node each time that its process starts.
+
+    The first time it is asked once: what is wrong then is for a person to mend. A respawned node is
+    asked again while the name of the process that died may still be taken.
+    """
+
+    def __init__(self, node: LifecycleNode) -> None:
+        self._node = node
+        self._count = 0
+        self._last_s = 0.0
+
+    def handlers(self) -> list[RegisterEventHandler]:
+        """For the start of the process, and for a configuration that failed."""
+        started = OnProcessStart(
+            target_action=self._node, on_start=[OpaqueFunction(function=self._started)]
+        )
+        failed = OnStateTransition(
+            target_lifecycle_node=self._node,
+            start_state="configuring",
+            goal_state="unconfigured",
+            entities=[OpaqueFunction(function=self._failed)],
+        )
+        return [RegisterEventHandler(started), RegisterEventHandler(failed)]
+
+    def _started(self, context: LaunchContext) -> list[LaunchDescriptionEntity]:
+        self._count += 1
+        self._last_s = time.monotonic()
+        return [_request(self._node, Transition.TRANSITION_CONFIGURE)]
+
+    def _failed(self, context: LaunchContext) -> list[LaunchDescriptionEntity]:
+        if self._count < 2 or time.monotonic() - self._last_s > _ASK_FOR_S:
+            return []
+        again = _request(self._node, Transition.TRANSITION_CONFIGURE)
+        return [TimerAction(period=_ASK_AGAIN_S, actions=[again])]
 
 
 def _activate_when_configured(node: LifecycleNode) -> RegisterEventHandler:

@@ -93,6 +93,7 @@ def load_options(config: NodeConfig) -> LoadOptions:
         seed=config.seed,
         prompt=config.prompt,
         max_sessions=config.max_sessions,
+        working_sets=config.working_sets,
         capsule_slots=config.capsule_slots,
         threads=config.threads,
         camera_bytes=config.camera_bytes,

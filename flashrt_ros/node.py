@@ -119,6 +119,8 @@ class PolicyNode(LifecycleNode):
         """Let decisions out."""
 
         def activate() -> None:
+            # Again: discovery may take longer than configure waits for it.
+            self._refuse_twins()
             self._configured().start_deciding()
             LifecycleNode.on_activate(self, state)
 
@@ -212,10 +214,15 @@ class PolicyNode(LifecycleNode):
             if left <= 0.0:
                 return
             time.sleep(min(left, 0.05))
+        self._refuse_twins()
+
+    def _refuse_twins(self) -> None:
+        if (twins := self.count_twins()) == 0:
+            return
         raise OptionError(
             f"node name '{self.get_fully_qualified_name()}'",
             expected="one node of that name",
-            got=f"{self.count_twins() + 1}",
+            got=f"{twins + 1}",
             remedy="stop the other node, or start this one with --ros-args -r __node:=NAME or -r"
             " __ns:=/NAMESPACE (the name of a killed process is free again after some 20 s)",
         )

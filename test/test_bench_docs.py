@@ -85,9 +85,33 @@ def soak_result() -> dict[str, Any]:
     return {"replay_ms": times, "gpu": {"name": "GPU"}} | numbers | memory | told
 
 
+def node_result(**more: Any) -> dict[str, Any]:
+    """A node under load; with ``gpu``, on one."""
+    times = {"p50": 7.3, "p95": 9.6, "p99": 11.5, "max": 20.25}
+    parts = ("ingest", "context", "action", "publish", "total", "observation age")
+    return {
+        "seconds": 600.0,
+        "inputs": {"front": {"sent": 18057}},
+        "decisions": {"made": 6019, "rate_hz": 10.0},
+        "latency_ms": dict.fromkeys(parts, times),
+        "overhead_ms": times,
+        "checks": [{"name": "overhead p99, ms", "got": 11.5, "limit": 15.0, "passed": True}],
+        "machine": {"cores": 2, "cpu": "CPU"},
+        "versions": {"ros_distro": "kilted"},
+        "commit": "c",
+        "command": "flashrt bench node --seconds 600",
+        **more,
+    }
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A result folder with every file."""
+    """A result folder with every file, and the one of machines without a GPU beside it."""
+    others, tmp_path = tmp_path / "cpu", tmp_path / "h200"
+    others.mkdir()
+    tmp_path.mkdir()
+    (others / "node_pi05.json").write_text(json.dumps(node_result()))
+    (tmp_path / "node_pi05.json").write_text(json.dumps(node_result(gpu={"name": "GPU"})))
     made = {"bf16": bench_result(), "precision": precision_result(), "soak": soak_result()}
     made |= {"capsule": capsule_result(), "fp8": low_bit_result()}
     for name, result in made.items():
@@ -123,7 +147,8 @@ def block(name: str) -> str:
 def test_a_block_without_a_file_says_so(name: str, tmp_path: Path) -> None:
     made = bench_docs.fill(block(name), tmp_path)
     heading, file = bench_docs.BLOCKS[name].heading, bench_docs.BLOCKS[name].file
-    assert f"ot measured yet: there is no `bench/results/h200/{file}`" in made
+    path = f"bench/results/h200/{file}".replace("h200/../", "")
+    assert f"ot measured yet: there is no `{path}`" in made
     assert heading in made and "old" not in made and not re.search(r"\d ms", made)
 
 
@@ -132,6 +157,14 @@ def test_plans_of_8_bits_stand_beside_those_of_16(folder: Path) -> None:
     narrow, wide = (text for text in made.splitlines() if text.startswith("| 2 x 48 x 10"))
     assert "| fp8 |" in narrow and "0.99961 / 0.99810 (64 pairs)" in narrow
     assert "`cccccccccccc`" in narrow and wide.rstrip(" |").endswith("22.2")
+
+
+def test_a_node_under_load_on_the_cpu_and_beside_a_gpu(folder: Path) -> None:
+    for name, where in (("node_cpu", "2 cores of CPU"), ("node_gpu", "GPU")):
+        made = bench_docs.fill(block(name), folder)
+        assert f"600 s on {where}, ROS 2 kilted, commit c: 6019 decisions at 10.00 Hz" in made
+        assert "| overhead p99, ms | 11.5 | 15 | yes |" in made
+        assert "| overhead | 7.30 | 9.60 | 11.50 | 20.25 |" in made
 
 
 def test_an_unknown_block_is_refused(tmp_path: Path) -> None:
@@ -156,13 +189,14 @@ def test_an_unknown_block_is_refused(tmp_path: Path) -> None:
         ("precision", precision_result() | {"place": "cpu"}, "got the CPU"),
         ("precision", precision_result() | {"sizes": "narrow"}, "got narrow sizes"),
         ("precision", precision_result() | {"gpu": {}}, "got a machine whose GPU"),
+        ("node", node_result(), "expected field 'gpu'"),
         ("soak", {k: v for k, v in soak_result().items() if k != "failures"}, "field 'failures'"),
     ],
 )
 def test_a_file_that_does_not_do_is_one_line(
     name: str, content: str | dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / f"pi05_{name}.json"
+    path = tmp_path / ("node_pi05.json" if name == "node" else f"pi05_{name}.json")
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     (first, *_) = (key for key, each in bench_docs.BLOCKS.items() if each.file == path.name)
     with pytest.raises(ToolError, match=message) as raised:

@@ -11,15 +11,18 @@ was not measured at true size on a GPU, leaves the documents as they are.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from markdown import table, wrap  # noqa: E402
+from node_record import node_record  # noqa: E402
 from result_files import (  # noqa: E402
     FOLDER,
     Fields,
@@ -35,7 +38,7 @@ from flashrt_core.bench.report import CAPSULE_ROWS, draw  # noqa: E402
 from flashrt_core.outputs import check_output, write_text  # noqa: E402
 
 FIGURE = "docs/benchmarks.png"
-DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/dataflow.md")
+DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/dataflow.md", "docs/node.md")
 #: The cases that are named in a sentence, and the one whose layers are drawn.
 LIGHT, HEAVY = (2, 48, 10), (3, 200, 50)
 _BLOCK = re.compile(r"(<!-- from results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -63,7 +66,7 @@ def headline(result: Result) -> str:
         name = f"{light['peers'][0]['name']} {light['peers'][0]['version']}"
         text.append(f"{name} on the same GPU takes {' and '.join(times)}.")
     text.append("How it was measured: [docs/benchmarks.md](docs/benchmarks.md).")
-    return _wrap(text) + "\n\n![One decision on the GPU, by case](docs/benchmarks.png)\n"
+    return wrap(text) + "\n\n![One decision on the GPU, by case](docs/benchmarks.png)\n"
 
 
 def results(result: Result) -> str:
@@ -98,10 +101,10 @@ def results(result: Result) -> str:
         ]
         for case in result["cases"]
     ]
-    notes = "".join(f"{_wrap([note])}\n\n" for note in result.get("notes", ()))
+    notes = "".join(f"{wrap([note])}\n\n" for note in result.get("notes", ()))
     return (
-        f"{_wrap([head])}\n\n```\n{result['command']}\n```\n\n{notes}"
-        f"![One decision on the GPU, by case](benchmarks.png)\n\n{_table(columns, rows)}"
+        f"{wrap([head])}\n\n```\n{result['command']}\n```\n\n{notes}"
+        f"![One decision on the GPU, by case](benchmarks.png)\n\n{table(columns, rows)}"
     )
 
 
@@ -122,7 +125,7 @@ def overlap(result: Result) -> str:
     return (
         "Replay p50 and, behind it, the action stage, in ms. "
         "All ways of a case gave equal bits."
-        f"\n\n{_table(['views x tokens x horizon', cases[0]['overlap'], *ways], rows)}"
+        f"\n\n{table(['views x tokens x horizon', cases[0]['overlap'], *ways], rows)}"
     )
 
 
@@ -147,7 +150,7 @@ def precision(result: Result) -> str:
         f"size: {result['decisions']} decisions of {shape} (views x prompt tokens x horizon);",
         f"commit {result['commit']}, `{result['command']}`.",
     ]
-    return f"{_wrap(text)}\n\n{_table(columns, rows)}"
+    return f"{wrap(text)}\n\n{table(columns, rows)}"
 
 
 def low_bit(result: Result) -> str:
@@ -177,7 +180,7 @@ def low_bit(result: Result) -> str:
         f"{result['kernel_library']}. Cosines are against the float32 reference, on observations "
         "that the plan was not calibrated on."
     )
-    return f"{_wrap([head])}\n\n```\n{result['command']}\n```\n\n{_table(columns, rows)}"
+    return f"{wrap([head])}\n\n```\n{result['command']}\n```\n\n{table(columns, rows)}"
 
 
 def capsules(result: Result) -> str:
@@ -200,7 +203,7 @@ def capsules(result: Result) -> str:
         f"p50 / p95 on an {result['gpu']}; commit {result['commit']}, kernels",
         f"{result['kernel_library']}, `{result['command']}`.",
     ]
-    return f"{_wrap(text)}\n\n{_table(['', *(_name(case) for case in cases)], rows)}"
+    return f"{wrap(text)}\n\n{table(['', *(_name(case) for case in cases)], rows)}"
 
 
 def endurance(result: Result) -> str:
@@ -217,14 +220,14 @@ def endurance(result: Result) -> str:
         f"Replay p50 {times['p50']:.3f} ms, p99 {times['p99']:.3f}, longest {times['max']:.3f}.",
         f"Commit {result['commit']}, `{result['command']}`.",
     ]
-    return f"{_wrap(text)}\n"
+    return f"{wrap(text)}\n"
 
 
 def layers(result: Result) -> str:
     """An expert and a prefix layer, drawn from the trace."""
     case = _case(result, LIGHT)
     parts = [
-        _wrap(
+        wrap(
             [
                 f"From the trace of {_name(case)} (views x prompt tokens x horizon) on an",
                 f"{result['gpu']}, medians over all layers and steps; commit",
@@ -276,7 +279,7 @@ class Block:
     """A part of a document.
 
     Attributes:
-        file: with its results.
+        file: with its results, from the folder of the GPU's.
         make: text from what stands in the file.
         heading: in front of that; empty where the document has one.
         nothing: what stands there without that file.
@@ -296,6 +299,8 @@ BLOCKS = {
     "layers": Block("pi05_bf16.json", layers, "## A layer, launch by launch"),
     "capsules": Block("pi05_capsule.json", capsules, "## Capsules"),
     "precision": Block("pi05_precision.json", precision, "## Precision"),
+    "node_cpu": Block("../cpu/node_pi05.json", node_record),
+    "node_gpu": Block("node_pi05.json", node_record),
     "endurance": Block("pi05_soak.json", endurance, "## Endurance"),
 }
 
@@ -317,7 +322,8 @@ def fill(text: str, folder: Path) -> str:
 def _made(block: Block, path: Path) -> str:
     head = block.heading and f"{block.heading}\n\n"
     if not path.is_file():
-        return f"{head}{block.nothing}: there is no `{FOLDER}/{path.name}`.\n"
+        name = os.path.normpath(f"{FOLDER}/{block.file}")
+        return f"{head}{block.nothing}: there is no `{name}`.\n"
     result = read_result(path)
     with of_file(path):
         return head + block.make(result)
@@ -349,27 +355,6 @@ def _peer(case: Result, path: str) -> str:
         if row["path"] == path:
             return f"{row['ms']['p50']:.1f} ms, {row['ratio_to_replay']:.1f} x"
     return ""
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _wrap(sentences: list[str]) -> str:
-    """Words in lines of at most 104 characters; whatever stands between backticks stays whole."""
-    lines, line = [], ""
-    for word in _words(" ".join(sentences)):
-        if line and len(line) + 1 + len(word) > 104:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return "\n".join([*lines, line])
-
-
-def _words(text: str) -> Iterator[str]:
-    return (match[0] for match in re.finditer(r"(?:`[^`]*`|\S)+", text))
 
 
 def main() -> int:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+import torch
+
 from ..errors import DeviceError
 
 #: Options that name a file which is written, in one word with it.
@@ -61,12 +63,12 @@ def versions() -> dict[str, str]:
 
 
 def gpu_state() -> dict[str, str]:
-    """Name, driver, clocks and power limit of the first GPU, as nvidia-smi tells; else empty."""
+    """Name, driver, clocks and power limit of the GPU in use, as nvidia-smi tells; else empty."""
     return _query_gpu(_QUERY)
 
 
 def require_idle_gpu() -> None:
-    """DeviceError while other programs keep the first GPU busy: every time would be wrong.
+    """DeviceError while other programs keep the GPU in use busy: every time would be wrong.
 
     To be called before this process runs anything on it. Without nvidia-smi nothing is known, and
     nothing is refused.
@@ -84,7 +86,7 @@ def require_idle_gpu() -> None:
 def _query_gpu(names: str) -> dict[str, str]:
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader", "--id=0"],
+            ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader", f"--id={_gpu_id()}"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -94,6 +96,14 @@ def _query_gpu(names: str) -> dict[str, str]:
         return {}  # no such tool: the numbers stand without it
     values = [value.strip() for value in done.stdout.strip().split(",")]
     return dict(zip(names.split(","), values, strict=False))
+
+
+def _gpu_id() -> str:
+    """The GPU in use, in words of nvidia-smi, which counts GPUs otherwise than CUDA does: it knows
+    neither CUDA_VISIBLE_DEVICES nor CUDA's order."""
+    if not torch.cuda.is_available():
+        return "0"
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def command_line(program: str) -> str:

@@ -54,6 +54,7 @@ def run_node_bench(options: NodeBenchOptions, reporter: Reporter) -> int:
     if file.outputs:
         reporter.say(f"outputs are off under load; without effect: {', '.join(file.outputs)}")
     refuse_running(options.domain)
+    code = commit()  # that runs: in ten minutes files may have been edited
     choose_graph(options.domain).enter()
     with tempfile.TemporaryDirectory(prefix="flashrt-bench-") as folder:
         # Its decisions are made from noise: no controller may hear of them.
@@ -66,7 +67,7 @@ def run_node_bench(options: NodeBenchOptions, reporter: Reporter) -> int:
         with reporter.phase(f"node under load, {options.seconds:g} s") as phase:
             report = run_load(file, sensors, options.seconds, log, phase)
     report |= verdict(report, options.limits)
-    report |= {"machine": machine(), "versions": versions(), "commit": commit()}
+    report |= {"machine": machine(), "versions": versions(), "commit": code}
     if file.config.device == "cuda":
         report["gpu"] = gpu_state()
     report["command"] = command_line("flashrt")

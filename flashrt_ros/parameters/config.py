@@ -52,6 +52,7 @@ class NodeConfig:
     rate_hz: float
     seed: int
     max_sessions: int
+    working_sets: int
     capsule_slots: int
     horizon: int
     steps: int

@@ -44,6 +44,9 @@ TABLE: tuple[Param, ...] = (
         "max_sessions", "int", 4, "Sessions that may exist at once, `main` included.",
         bounds=(1, 64),
     ),
+    Param("working_sets", "int", 1, "Sets of buffers that sessions are spread over: those of one"
+          " set make room for each other, with as many as `max_sessions` nobody does.",
+          bounds=(1, 64)),
     Param("capsule_slots", "int", 4, "Capsules that fit at once; allocated at configure.",
           bounds=(0, 1024)),
     Param("horizon", "int", 0, "Actions in a chunk; 0 takes the policy's own.", bounds=(0, 4096)),

@@ -88,7 +88,7 @@ class NodeProcess:
     ) -> None:
         self.name = name
         self.log = log
-        self._command = [sys.executable, "-m", "flashrt_ros.node", "--ros-args"]
+        self._command = [sys.executable, "-m", "flashrt_ros.start", "--ros-args"]
         self._command += ["-r", f"__node:={name}", "--params-file", str(parameters)]
         for key, value in (overrides or {}).items():
             self._command += ["-p", f"{key}:={json.dumps(value)}"]

@@ -61,6 +61,7 @@ STOOD_IN = (
     "launch",
     "launch.actions",
     "launch.conditions",
+    "launch.event_handlers",
     "launch.events",
     "launch.substitutions",
     "launch_ros",

@@ -57,12 +57,12 @@ def test_both_deployments_are_here() -> None:
 
 def test_arguments(path: Path, described: Described) -> None:
     arguments = described.arguments
-    switches = ("autostart", "use_sim_time")
+    switches = ("autostart", "respawn", "use_sim_time")
     assert set(arguments) == {"params_file", "namespace", "log_level", *switches, *OVERRIDES}
     assert all(a["description"] for a in arguments.values())
     config = ROOT / "config" / path.name.replace(".launch.py", ".yaml")
     assert Path(arguments["params_file"]["default_value"]) == config
-    assert [arguments[s]["default_value"] for s in switches] == ["true", "false"]
+    assert [arguments[s]["default_value"] for s in switches] == ["true", "false", "false"]
     for name in switches:
         assert arguments[name]["choices"] == ["true", "false"]
     for name in OVERRIDES:
@@ -118,26 +118,54 @@ def test_missing_parameter_file_is_named(described: Described, tmp_path: Path) -
         described.start(params_file=absent)
 
 
+def requested(event: Recorded, node: Recorded) -> int:
+    """The transition that an action asks of ``node``."""
+    assert event.kwargs["event"].kwargs["lifecycle_node_matcher"].args == (node,)
+    return event.kwargs["event"].kwargs["transition_id"]
+
+
 def test_autostart_configures_then_activates(described: Described) -> None:
-    node, on_inactive, first = described.start()
-    assert (node.kind, on_inactive.kind, first.kind) == (
-        "LifecycleNode",
-        "RegisterEventHandler",
-        "EmitEvent",
-    )
-    request = first.kwargs["event"]
-    assert request.kwargs["transition_id"] == CONFIGURE
-    assert request.kwargs["lifecycle_node_matcher"].args == (node,)
-    handler = on_inactive.args[0]
-    assert handler.kwargs["target_lifecycle_node"] is node
-    # On the way from configuring alone: a node deactivated by hand stays inactive.
-    assert (handler.kwargs["start_state"], handler.kwargs["goal_state"]) == (
-        "configuring",
-        "inactive",
-    )
-    (second,) = handler.kwargs["entities"]
-    assert second.kwargs["event"].kwargs["transition_id"] == ACTIVATE
-    assert second.kwargs["event"].kwargs["lifecycle_node_matcher"].args == (node,)
+    *handlers, node = described.start()
+    assert [h.kind for h in handlers] == ["RegisterEventHandler"] * 3
+    started, failed, configured = (h.args[0] for h in handlers)
+    assert started.kind == "OnProcessStart" and started.kwargs["target_action"] is node
+    (begun,) = started.kwargs["on_start"]
+    (first,) = begun.kwargs["function"](None)
+    assert requested(first, node) == CONFIGURE
+    for handler, goal in ((failed, "unconfigured"), (configured, "inactive")):
+        assert handler.kwargs["target_lifecycle_node"] is node
+        # On the way from configuring alone: a node deactivated by hand stays inactive.
+        assert handler.kwargs["start_state"] == "configuring"
+        assert handler.kwargs["goal_state"] == goal
+    (second,) = configured.kwargs["entities"]
+    assert requested(second, node) == ACTIVATE
+    # What is wrong at the first start is for a person to mend.
+    assert failed.kwargs["entities"][0].kwargs["function"](None) == []
+
+
+def test_a_respawned_node_is_configured_again_while_its_name_is_taken(
+    described: Described, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    *handlers, node = described.start(respawn="true")
+    assert node.kwargs["respawn"] is True and node.kwargs["respawn_delay"] == 2.0
+    started, failed, _ = (h.args[0] for h in handlers)
+    begun = started.kwargs["on_start"][0].kwargs["function"]
+    refused = failed.kwargs["entities"][0].kwargs["function"]
+    for _ in range(2):
+        (event,) = begun(None)
+        assert requested(event, node) == CONFIGURE
+    now_s += 39.0
+    (timer,) = refused(None)
+    assert timer.kind == "TimerAction" and timer.kwargs["period"] == 3.0
+    assert requested(timer.kwargs["actions"][0], node) == CONFIGURE
+    now_s += 2.0
+    assert refused(None) == [], "a dead process has lost its name by then: something else is wrong"
+
+
+def test_no_respawn_unless_asked_for(described: Described) -> None:
+    assert node_of(described.start()).kwargs["respawn"] is False
 
 
 def test_without_autostart_the_node_is_left_alone(described: Described) -> None:

@@ -57,7 +57,7 @@ def nodes_of(parameters: Path) -> list[int]:
             words = entry.read_bytes().split(b"\0")
         except OSError:
             continue  # it ended while we looked
-        if b"flashrt_ros.node" in words and str(parameters).encode() in words:
+        if b"flashrt_ros.start" in words and str(parameters).encode() in words:
             found.append(int(entry.parent.name))
     return found
 

@@ -85,7 +85,7 @@ class PolicyProcess:
         name: str = "policy",
         namespace: str = "",
         arguments: Iterable[str] = (),
-        program: Iterable[str] = ("-m", "flashrt_ros.node"),
+        program: Iterable[str] = ("-m", "flashrt_ros.start"),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         number = next(_numbers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -127,6 +129,18 @@ def test_a_signal_while_active_ends_the_process_in_order(
     assert "Traceback" not in robot.target.log and "left behind" not in robot.target.log
 
 
+@pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8])
+def test_a_signal_while_the_node_imports_ends_it_in_silence(after_s: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flashrt_ros.start"], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=20)[1]
+    assert process.returncode in (-signal.SIGINT, 0), "ended by the signal, or in order"
+    assert "Traceback" not in said
+
+
 @pytest.mark.jazzy
 def test_a_failed_configure_is_explained_and_can_be_repaired(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz="fast", camera__front__max_agee=1.0)
@@ -225,6 +239,12 @@ def test_two_nodes_of_one_name(start: Callable[..., Robot]) -> None:
     assert "-r __node:=NAME" in second.target.log
     assert first.target.alive and second.target.alive
     first.wait_chunks(2)
+    # Nor does the older one begin to act again beside the other.
+    first.change(DEACTIVATE)
+    first.change(ACTIVATE)
+    first.wait_log(f"activate failed: node name '{first.target.name}': expected one node")
     assert second.target.stop() == 0
     wait_until(lambda: first.fresh_part("node")["nodes_of_this_name"] == "1", 15.0)
+    assert first.change(ACTIVATE)
+    first.wait_chunks(2)
     assert first.target.stop() == 0
