@@ -16,6 +16,7 @@ from .errors import FlashRTError
 
 USER_ERROR = 2  # exit status of everything that the user can put right; 1 is a failed check
 _NO_LIMIT = 10_000  # columns
+_AGAIN_S = 0.02
 
 
 def terminal_or_file() -> Console:
@@ -38,10 +39,22 @@ class Ended(SystemExit):
 
 @contextmanager
 def unwinding_on_signals() -> Iterator[None]:
-    """Leave by :class:`Ended` on SIGINT, SIGTERM and SIGHUP, where they are not ignored."""
+    """Leave by :class:`Ended` on SIGINT, SIGTERM and SIGHUP, where they are not ignored.
+
+    A signal that comes while Python runs something whose exceptions it only prints (a destructor,
+    what is registered at a fork) is sent again a moment later.
+    """
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise Ended(number)
+
+    def swallowed(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, Ended):
+            main = threading.main_thread().ident
+            again = (main, unraisable.exc_value.number)
+            threading.Timer(_AGAIN_S, signal.pthread_kill, again).start()
+        else:
+            hook(unraisable)
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -50,9 +63,11 @@ def unwinding_on_signals() -> Iterator[None]:
             if handler is not signal.SIG_IGN:  # nohup, or a background job
                 before[number] = handler
                 signal.signal(number, leave)
+    hook, sys.unraisablehook = sys.unraisablehook, swallowed
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -61,7 +61,7 @@ class Diagnostics:
 
     Args:
         node: has ``state``, ``runtime``, ``parameters``, ``edge_log``, ``statistics``, and
-            ``count_twins``, the number of other nodes of its name.
+            ``own_name``.
     """
 
     def __init__(self, node: Any, steady_clock: Any) -> None:
@@ -113,7 +113,7 @@ class Diagnostics:
     def _of_node(self, runtime: Runtime | None) -> _Status:
         node = self._node
         unknown: Mapping[str, str] = node.parameters.unknown
-        twins = node.count_twins()
+        twins = node.own_name.others()
         values: dict[str, Any] = {
             "state": node.state,
             "unknown_parameters": len(unknown),

@@ -1,4 +1,4 @@
-"""What every launch file of this package describes: one policy node, brought to `active`.
+"""What every launch file of this package describes: one policy node, which activates itself.
 
 A launch file names its parameter file and nothing else. Importing this module needs `launch` and
 `launch_ros`; only launch files import it.
@@ -7,24 +7,12 @@ A launch file names its parameter file and nothing else. Importing this module n
 from __future__ import annotations
 
 import os
-import time
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
-from launch.actions import (
-    DeclareLaunchArgument,
-    EmitEvent,
-    OpaqueFunction,
-    RegisterEventHandler,
-    TimerAction,
-)
-from launch.event_handlers import OnProcessStart
-from launch.events import matches_action
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import LifecycleNode
-from launch_ros.event_handlers import OnStateTransition
-from launch_ros.events.lifecycle import ChangeState
 from launch_ros.parameter_descriptions import ParameterValue
-from lifecycle_msgs.msg import Transition
 
 from flashrt_core.errors import OptionError
 
@@ -38,8 +26,6 @@ OVERRIDES = {
 }
 _SWITCH = ["true", "false"]
 _RESPAWN_DELAY_S = 2.0
-# A killed process keeps its name until DDS misses it, some 20 s; till then it is refused to others.
-_ASK_AGAIN_S, _ASK_FOR_S = 3.0, 40.0
 
 
 def policy_launch_description(parameter_file: str) -> LaunchDescription:
@@ -96,7 +82,7 @@ def policy_launch_description(parameter_file: str) -> LaunchDescription:
 
 
 def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
-    """The node and the events that start it, once the arguments have values."""
+    """The node, once the arguments have values."""
 
     def value(name: str) -> str:
         return str(LaunchConfiguration(name).perform(context))
@@ -116,7 +102,7 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         namespace=value("namespace"),
         parameters=[
             params_file,
-            {"use_sim_time": value("use_sim_time") == "true", **overrides},
+            {name: value(name) == "true" for name in ("use_sim_time", "autostart")} | overrides,
         ],
         ros_arguments=["--log-level", value("log_level")],
         output="screen",
@@ -124,65 +110,4 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         respawn=value("respawn") == "true",
         respawn_delay=_RESPAWN_DELAY_S,
     )
-    if value("autostart") != "true":
-        return [node]
-    return [*_Starts(node).handlers(), _activate_when_configured(node), node]
-
-
-class _Starts:
-    """Configures the node each time that its process starts.
-
-    The first time it is asked once: what is wrong then is for a person to mend. A respawned node is
-    asked again while the name of the process that died may still be taken.
-    """
-
-    def __init__(self, node: LifecycleNode) -> None:
-        self._node = node
-        self._count = 0
-        self._last_s = 0.0
-
-    def handlers(self) -> list[RegisterEventHandler]:
-        """For the start of the process, and for a configuration that failed."""
-        started = OnProcessStart(
-            target_action=self._node, on_start=[OpaqueFunction(function=self._started)]
-        )
-        failed = OnStateTransition(
-            target_lifecycle_node=self._node,
-            start_state="configuring",
-            goal_state="unconfigured",
-            entities=[OpaqueFunction(function=self._failed)],
-        )
-        return [RegisterEventHandler(started), RegisterEventHandler(failed)]
-
-    def _started(self, context: LaunchContext) -> list[LaunchDescriptionEntity]:
-        self._count += 1
-        self._last_s = time.monotonic()
-        return [_request(self._node, Transition.TRANSITION_CONFIGURE)]
-
-    def _failed(self, context: LaunchContext) -> list[LaunchDescriptionEntity]:
-        if self._count < 2 or time.monotonic() - self._last_s > _ASK_FOR_S:
-            return []
-        again = _request(self._node, Transition.TRANSITION_CONFIGURE)
-        return [TimerAction(period=_ASK_AGAIN_S, actions=[again])]
-
-
-def _activate_when_configured(node: LifecycleNode) -> RegisterEventHandler:
-    """Activate on the step from `configuring` to `inactive`, and on no other way to `inactive`.
-
-    A request to activate sent before the node is inactive is refused, and a deactivation by hand
-    must last.
-    """
-    return RegisterEventHandler(
-        OnStateTransition(
-            target_lifecycle_node=node,
-            start_state="configuring",
-            goal_state="inactive",
-            entities=[_request(node, Transition.TRANSITION_ACTIVATE)],
-        )
-    )
-
-
-def _request(node: LifecycleNode, transition: int) -> EmitEvent:
-    return EmitEvent(
-        event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition)
-    )
+    return [node]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,14 +23,16 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.signals import SignalHandlerOptions
 
-from flashrt_core.errors import CaptureError, ContractError, FlashRTError, OptionError
+from flashrt_core.errors import CaptureError, ContractError, FlashRTError
 from flashrt_ros import command_line
+from flashrt_ros.autostart import Autostart
 from flashrt_ros.decider import Outlet
 from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import WrongStateError
 from flashrt_ros.msg import ActionChunk, DecisionTiming
+from flashrt_ros.own_name import OwnName
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.runtime import Runtime
 from flashrt_ros.services import ACTIVE, Services
@@ -39,8 +40,6 @@ from flashrt_ros.statistics import Statistics
 from flashrt_ros.wording import in_node_terms, one_line
 
 RCLError = rclpy_implementation.RCLError
-# Another node of this name shows up in the graph within this time (measured: services in 0.25 s).
-_DISCOVERY_S = 1.0
 _NAME = "policy"
 # These are mistakes of a policy or of this package; no parameter repairs them.
 _DEFECTS = (ContractError, CaptureError)
@@ -53,7 +52,7 @@ class PolicyNode(LifecycleNode):
 
     Attributes:
         runtime: what configure made; None while unconfigured.
-        parameters, statistics, edge_log: shared with services and diagnostics.
+        parameters, statistics, edge_log, own_name: shared with services and diagnostics.
         idle: parameter files and arguments that set nothing on this node.
         configure_failures, callback_errors, last_failure: for diagnostics.
     """
@@ -64,7 +63,7 @@ class PolicyNode(LifecycleNode):
         super().__init__(name, **kwargs)
         self.idle = tuple(idle)
         self._config: NodeConfig | None = None
-        self._born = time.monotonic()
+        self.own_name = OwnName(self)
         self.runtime: Runtime | None = None
         self.configure_failures = 0
         self.callback_errors = 0
@@ -86,7 +85,9 @@ class PolicyNode(LifecycleNode):
         )
         # Not `_services`: rclpy keeps its own list under that name.
         self._policy_services = Services(self)
-        self.diagnostics = Diagnostics(self, Clock(clock_type=ClockType.STEADY_TIME))
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.diagnostics = Diagnostics(self, steady)
+        self._autostart = Autostart(self, steady)
 
     @property
     def state(self) -> str:
@@ -97,7 +98,7 @@ class PolicyNode(LifecycleNode):
         """Load the policy, subscribe to its inputs. FAILURE: mend the parameters, try again."""
 
         def configure() -> None:
-            self._require_own_name()
+            self.own_name.require()
             self._config = None
             try:
                 config = self._config = self.parameters.read()
@@ -120,7 +121,7 @@ class PolicyNode(LifecycleNode):
 
         def activate() -> None:
             # Again: discovery may take longer than configure waits for it.
-            self._refuse_twins()
+            self.own_name.refuse_others()
             self._configured().start_deciding()
             LifecycleNode.on_activate(self, state)
 
@@ -168,10 +169,6 @@ class PolicyNode(LifecycleNode):
         text = "".join(traceback.format_exception(error)) if error else traceback.format_exc()
         self.get_logger().error(f"unexpected exception in {where}:\n{text}")
 
-    def count_twins(self) -> int:
-        """How many other nodes of the same full name the graph shows."""
-        return max(0, self.count_services(f"{self.get_fully_qualified_name()}/get_state") - 1)
-
     def _LifecycleNodeMixin__change_state(self, transition: int) -> TransitionCallbackReturn:  # noqa: N802
         """Answer an impossible transition with failure.
 
@@ -207,25 +204,6 @@ class PolicyNode(LifecycleNode):
         if self.runtime is None:
             raise WrongStateError("transition", expected="a configured node", got=self.state)
         return self.runtime
-
-    def _require_own_name(self) -> None:
-        while self.count_twins() == 0:
-            left = self._born + _DISCOVERY_S - time.monotonic()
-            if left <= 0.0:
-                return
-            time.sleep(min(left, 0.05))
-        self._refuse_twins()
-
-    def _refuse_twins(self) -> None:
-        if (twins := self.count_twins()) == 0:
-            return
-        raise OptionError(
-            f"node name '{self.get_fully_qualified_name()}'",
-            expected="one node of that name",
-            got=f"{twins + 1}",
-            remedy="stop the other node, or start this one with --ros-args -r __node:=NAME or -r"
-            " __ns:=/NAMESPACE (the name of a killed process is free again after some 20 s)",
-        )
 
     def _report_unknown(self) -> None:
         name = self.get_fully_qualified_name()

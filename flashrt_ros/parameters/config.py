@@ -48,6 +48,7 @@ class NodeConfig:
     device: str
     precision: str
     calibration: str
+    autostart: bool
     prompt: str
     rate_hz: float
     seed: int

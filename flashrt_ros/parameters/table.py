@@ -30,6 +30,9 @@ TABLE: tuple[Param, ...] = (
           " YAML file (docs/numerics.md)."),
     Param("calibration", "string", "", "Scales of an `fp8` plan: a file of `flashrt calibrate`;"
           " empty: where that command puts it."),
+    Param("autostart", "bool", False, "Configure and activate when the process starts, also after"
+          " a crash: the robot may move then. While a killed process still has the name, it is"
+          " waited for."),
     Param("prompt", "string", "", "Instruction at configure; ~/set_prompt changes it. Empty: there"
           " is none, and no decision, until ~/set_prompt gives one."),
     Param(

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from flashrt_core.errors import FlashRTError
+from flashrt_ros.autostart import AUTOSTART
 
 from .client import PolicyClient
 from .output import writing
@@ -90,7 +91,8 @@ class NodeProcess:
         self.log = log
         self._command = [sys.executable, "-m", "flashrt_ros.start", "--ros-args"]
         self._command += ["-r", f"__node:={name}", "--params-file", str(parameters)]
-        for key, value in (overrides or {}).items():
+        # Who runs this process brings it to its states, whatever the file says.
+        for key, value in ({AUTOSTART: False} | dict(overrides or {})).items():
             self._command += ["-p", f"{key}:={json.dumps(value)}"]
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -61,14 +61,9 @@ STOOD_IN = (
     "launch",
     "launch.actions",
     "launch.conditions",
-    "launch.event_handlers",
-    "launch.events",
     "launch.substitutions",
     "launch_ros",
     "launch_ros.actions",
-    "launch_ros.event_handlers",
-    "launch_ros.events",
-    "launch_ros.events.lifecycle",
     "launch_ros.parameter_descriptions",
 )
 

@@ -19,7 +19,6 @@ from .recording import Described, Recorded, describe
 ROOT = Path(__file__).resolve().parents[2]
 # The deployments; the one of a replay is in test_replay_bench.py.
 LAUNCH_FILES = sorted((ROOT / "launch").glob("pi05_*.launch.py"))
-CONFIGURE, ACTIVATE = 1, 3  # numbers of lifecycle_msgs/msg/Transition
 OVERRIDES = ("device", "checkpoint", "precision")
 
 pytestmark = [pytest.mark.ros, pytest.mark.jazzy]
@@ -84,7 +83,7 @@ def test_node_and_its_executable(described: Described) -> None:
 def test_parameters_as_in_the_file_by_default(described: Described) -> None:
     file, values = node_of(described.start()).kwargs["parameters"]
     assert Path(file).is_file()
-    assert values == {"use_sim_time": False}
+    assert values == {"use_sim_time": False, "autostart": True}
 
 
 def test_arguments_reach_the_node(described: Described, tmp_path: Path) -> None:
@@ -107,6 +106,7 @@ def test_arguments_reach_the_node(described: Described, tmp_path: Path) -> None:
     # The checkpoint stays a string although it reads as a number; precision was not given.
     assert {name: parameter_value(value) for name, value in values.items()} == {
         "use_sim_time": True,
+        "autostart": True,
         "device": (str, "cuda"),
         "checkpoint": (str, "1234"),
     }
@@ -118,50 +118,16 @@ def test_missing_parameter_file_is_named(described: Described, tmp_path: Path) -
         described.start(params_file=absent)
 
 
-def requested(event: Recorded, node: Recorded) -> int:
-    """The transition that an action asks of ``node``."""
-    assert event.kwargs["event"].kwargs["lifecycle_node_matcher"].args == (node,)
-    return event.kwargs["event"].kwargs["transition_id"]
+def test_the_node_starts_itself(described: Described) -> None:
+    """No request from outside, which could reach a process that was just killed."""
+    (node,) = described.start()
+    assert node.kind == "LifecycleNode"
+    assert node.kwargs["parameters"][1]["autostart"] is True
 
 
-def test_autostart_configures_then_activates(described: Described) -> None:
-    *handlers, node = described.start()
-    assert [h.kind for h in handlers] == ["RegisterEventHandler"] * 3
-    started, failed, configured = (h.args[0] for h in handlers)
-    assert started.kind == "OnProcessStart" and started.kwargs["target_action"] is node
-    (begun,) = started.kwargs["on_start"]
-    (first,) = begun.kwargs["function"](None)
-    assert requested(first, node) == CONFIGURE
-    for handler, goal in ((failed, "unconfigured"), (configured, "inactive")):
-        assert handler.kwargs["target_lifecycle_node"] is node
-        # On the way from configuring alone: a node deactivated by hand stays inactive.
-        assert handler.kwargs["start_state"] == "configuring"
-        assert handler.kwargs["goal_state"] == goal
-    (second,) = configured.kwargs["entities"]
-    assert requested(second, node) == ACTIVATE
-    # What is wrong at the first start is for a person to mend.
-    assert failed.kwargs["entities"][0].kwargs["function"](None) == []
-
-
-def test_a_respawned_node_is_configured_again_while_its_name_is_taken(
-    described: Described, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
-    *handlers, node = described.start(respawn="true")
+def test_respawn(described: Described) -> None:
+    node = node_of(described.start(respawn="true"))
     assert node.kwargs["respawn"] is True and node.kwargs["respawn_delay"] == 2.0
-    started, failed, _ = (h.args[0] for h in handlers)
-    begun = started.kwargs["on_start"][0].kwargs["function"]
-    refused = failed.kwargs["entities"][0].kwargs["function"]
-    for _ in range(2):
-        (event,) = begun(None)
-        assert requested(event, node) == CONFIGURE
-    now_s += 39.0
-    (timer,) = refused(None)
-    assert timer.kind == "TimerAction" and timer.kwargs["period"] == 3.0
-    assert requested(timer.kwargs["actions"][0], node) == CONFIGURE
-    now_s += 2.0
-    assert refused(None) == [], "a dead process has lost its name by then: something else is wrong"
 
 
 def test_no_respawn_unless_asked_for(described: Described) -> None:
@@ -170,7 +136,7 @@ def test_no_respawn_unless_asked_for(described: Described) -> None:
 
 def test_without_autostart_the_node_is_left_alone(described: Described) -> None:
     (only,) = described.start(autostart="false")
-    assert only.kind == "LifecycleNode"
+    assert only.kwargs["parameters"][1]["autostart"] is False
 
 
 def test_parameter_file_holds_for_any_node_name(path: Path) -> None:

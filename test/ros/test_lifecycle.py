@@ -207,6 +207,28 @@ def test_every_reason_not_to_configure_leaves_a_node_that_can(start: Callable[..
 
 
 @pytest.mark.jazzy
+def test_a_node_that_starts_itself(start: Callable[..., Robot]) -> None:
+    robot = start(autostart=True, rate_hz=20.0)
+    robot.wait_value("node", "state", "active", 20.0)
+    robot.feed("front", "joints")
+    robot.wait_chunks(2)
+    assert robot.change(DEACTIVATE) and robot.change(CLEANUP)
+    time.sleep(1.0)
+    assert robot.state() == "unconfigured", "once: what a person stops stays stopped"
+    assert robot.target.stop() == 0
+
+
+def test_a_node_that_cannot_start_itself_says_why_once(start: Callable[..., Robot]) -> None:
+    robot = start(autostart=True, rate_hz="fast")
+    robot.wait_log("configure failed: parameter 'rate_hz': expected float, got 'fast' (string)")
+    other = start(autostart="yes")
+    other.wait_log("not started: parameter 'autostart': expected bool, got 'yes' (string)")
+    time.sleep(1.0)
+    assert robot.fresh_part("node")["configure_failures"] == "1"
+    assert robot.state() == other.state() == "unconfigured"
+
+
+@pytest.mark.jazzy
 def test_a_parameter_file_that_does_not_parse_is_one_line(start: Callable[..., Robot]) -> None:
     robot = start(action__dt_s=[0, 1.5])
     assert robot.target.process.wait(30) == 1
