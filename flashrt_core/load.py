@@ -326,6 +326,14 @@ def _choose(options: LoadOptions) -> _Choice:
         given["numerics"] = options.numerics
     if options.camera_bytes:
         given["camera_bytes"] = options.camera_bytes
+    if options.real_time_chunking:
+        if not policy.continues_chunks:
+            raise OptionError(
+                "option 'real_time_chunking'",
+                expected=f"false: policy {policy.name!r} cannot continue a chunk",
+                got=True,
+            )
+        given["real_time_chunking"] = True
     overrides = {**deployment.overrides, **given, **options.extra}
     config = policy.config(options.preset, **overrides)
     fewest = len(views) - _absent_views(options, policy)

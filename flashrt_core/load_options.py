@@ -57,6 +57,8 @@ class LoadOptions:
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
             ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
             default in the stage ``action``.
+        real_time_chunking: a decision may continue the chunk before it
+            (:class:`flashrt_core.guidance.Previous`).
         camera_bytes: room for a camera's image: images of so many bytes or fewer go to the device
             as they come and are decoded and resized there, with the host's grey levels; larger ones
             the host resizes. 0: the host does it always, which is faster on the CPU device.
@@ -89,6 +91,7 @@ class LoadOptions:
     threads: int = 0
     overlap: str | bool = OVERLAP
     camera_bytes: int = 0
+    real_time_chunking: bool = False
 
 
 def checked(options: LoadOptions) -> LoadOptions:
@@ -201,4 +204,5 @@ _FIELDS: Mapping[str, Check] = {
     "threads": _within(0, 1024),
     "overlap": _of((str, bool), "on, off, or classes of boundaries"),
     "camera_bytes": _within(0),
+    "real_time_chunking": _truth,
 }

@@ -22,6 +22,7 @@ from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
+from .guidance import Guide, Previous
 from .policies.base import Observation, Processor, as_array
 from .text import check_text
 from .whole_numbers import whole_number
@@ -65,6 +66,7 @@ class Session:
         self.engine = engine
         self.ledger = Ledger(engine.contract)
         self._host = host
+        self._guide = Guide(engine.contract, engine.processor)
 
     @property
     def contract(self) -> Contract:
@@ -185,6 +187,7 @@ class Session:
         observation: Observation | None = None,
         *,
         noise: Array | None = None,
+        previous: Previous | None = None,
         split: bool = False,
     ) -> Decision:
         """One decision: windows in, stages in contract order, actions out.
@@ -192,12 +195,16 @@ class Session:
         Args:
             observation: what to act on; None keeps the windows as they are.
             noise: [horizon, padded action dim] float32; None draws it from (seed, index).
+            previous: the chunk that the robot goes on with, to be continued, in a plan that was
+                loaded with ``real_time_chunking``. Kept rows come back, rounded to float32.
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
+        previous = self._guide.checked(previous)
         if observation is not None:
             self.observe(observation)
         self.engine.admit(self)
         self._write_noise(noise)
+        self._write_guidance(previous)
         stages = self.contract.decision_stages
         names = tuple(stage.name for stage in stages)
         for stage in stages:
@@ -207,10 +214,18 @@ class Session:
             timings |= self.engine.replay(self, (stage,), self._shape())
         return self._finish(timings | self._replay_last(stages[-1:] if split else stages))
 
-    def act(self, *, noise: Array | None = None, allow_stale: bool = False) -> Decision:
-        """The last stage alone, on the retained results of those before it."""
+    def act(
+        self,
+        *,
+        noise: Array | None = None,
+        previous: Previous | None = None,
+        allow_stale: bool = False,
+    ) -> Decision:
+        """The last stage alone, on the retained results of those before it; else as `decide`."""
+        previous = self._guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
+        self._write_guidance(previous)
         stage = self.contract.decision_stages[-1]
         self.ledger.check(stage, allow_stale=allow_stale)
         return self._finish(self._replay_last((stage,)))
@@ -324,6 +339,11 @@ class Session:
         if noise is None:
             noise = _drawn(self._host.seed, self._host.decisions, spec.shape)
         self._fill(spec, checked_value(spec, noise))
+
+    def _write_guidance(self, previous: Previous | None) -> None:
+        """Every decision says anew what guides it: what guided the last one is past."""
+        for name, value in self._guide.windows(previous, self._host.robot_state).items():
+            self._fill(self.contract.input(name), value)
 
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])

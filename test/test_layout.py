@@ -48,6 +48,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.images",
         "flashrt_core.fingerprint",
         "flashrt_core.freshness",
+        "flashrt_core.guidance",
     ),
     ("flashrt_core.kernels",),
     (

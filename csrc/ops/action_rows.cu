@@ -3,8 +3,10 @@
 // action_in:        out = x W^T + b; x [H, A] float32, W [D, A], b [D] float32, out [H, D] bf16
 // action_out_euler: out = x + dt (n W^T + b), n = hidden / sqrt(mean(hidden^2) + eps) (1 + scale)
 //                   + shift; hidden [H, D] bf16, W [A, D], x, out [H, A] float32; out may be x
+//                   guided: common/guide.cuh
 // float32 throughout; needs D % 8 == 0 and D <= 8192, 16-byte aligned rows
 // action_in: grid (ceil(D / 256), H), 256 threads; action_out_euler: one block a row, D / 8 threads
+#include "../common/guide.cuh"
 #include "../common/pdl.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
@@ -24,11 +26,13 @@ extern "C" __global__ void __launch_bounds__(256)
   out[static_cast<size_t>(blockIdx.y) * out_stride + column] = __float2bfloat16_rn(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-    action_out_euler_rows_bf16(const bf16* hidden, const float* scale, const float* shift,
-                               const float* weight, const float* bias, const float* x, float* out,
-                               int width, int actions, int hidden_stride, int x_stride,
-                               int out_stride, float dt, float eps) {
+template <bool kGuided>
+__device__ __forceinline__ void action_out_euler_rows(const bf16* hidden, const float* scale,
+                                                      const float* shift, const float* weight,
+                                                      const float* bias, const float* x, float* out,
+                                                      int width, int actions, int hidden_stride,
+                                                      int x_stride, int out_stride, float dt, float eps,
+                                                      const Guide& guide) {
   __shared__ float slots[2][32];
   pdl_trigger();
   const int column = threadIdx.x * 8;
@@ -62,8 +66,34 @@ extern "C" __global__ void __launch_bounds__(1024)
       const float total = warp_sum(lane < warps ? slots[0][lane] : 0.0f);
       if (lane == 0) {
         const size_t row = blockIdx.x;
-        out[row * out_stride + action] = x[row * x_stride + action] + dt * (total + bias[action]);
+        const float here = x[row * x_stride + action], velocity = total + bias[action];
+        if constexpr (kGuided) {
+          out[row * out_stride + action] = guided_step(guide, row, action, here, velocity, dt);
+        } else {
+          out[row * out_stride + action] = here + dt * velocity;
+        }
       }
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    action_out_euler_rows_bf16(const bf16* hidden, const float* scale, const float* shift,
+                               const float* weight, const float* bias, const float* x, float* out,
+                               int width, int actions, int hidden_stride, int x_stride,
+                               int out_stride, float dt, float eps) {
+  action_out_euler_rows<false>(hidden, scale, shift, weight, bias, x, out, width, actions, hidden_stride,
+                               x_stride, out_stride, dt, eps, {});
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    action_out_euler_guided_rows_bf16(const bf16* hidden, const float* scale, const float* shift,
+                                      const float* weight, const float* bias, const float* x, float* out,
+                                      int width, int actions, int hidden_stride, int x_stride,
+                                      int out_stride, float dt, float eps, const float* previous,
+                                      const float* guidance, int previous_stride, int guidance_stride,
+                                      float time, float share) {
+  action_out_euler_rows<true>(hidden, scale, shift, weight, bias, x, out, width, actions, hidden_stride,
+                              x_stride, out_stride, dt, eps,
+                              {previous, guidance, previous_stride, guidance_stride, time, share});
 }

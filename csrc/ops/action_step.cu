@@ -5,7 +5,9 @@
 // action_out_euler: out = x + dt (n W^T + b), n = h / sqrt(mean(h^2) + eps) * (1 + scale) + shift
 //   h [A, D] bf16, W [d, D], scale, shift, b, x, out float32; out may be x
 //   needs d = 32, D = 1024; one block of 512 threads a row, a warp takes two outputs
+//   guided: common/guide.cuh; an entry of its own, as the plain one is in the chain of every decision
 // rows *_stride elements apart (weights packed); no workspace; bound: the chain of dependent steps
+#include "../common/guide.cuh"
 #include "../common/pdl.cuh"
 #include "../common/reduce.cuh"
 #include "../common/stream.cuh"
@@ -49,11 +51,13 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(512)
-    action_out_euler_d32_bf16(const flashrt::bf16* h, const float* scale, const float* shift,
-                          const float* weight, const float* bias, const float* x, float* out,
-                          int h_stride, int x_stride, int out_stride, float dt, float eps) {
-  using namespace flashrt;
+namespace flashrt {
+
+template <bool kGuided>
+__device__ __forceinline__ void action_out_euler_d32(const bf16* h, const float* scale, const float* shift,
+                                                     const float* weight, const float* bias, const float* x,
+                                                     float* out, int h_stride, int x_stride, int out_stride,
+                                                     float dt, float eps, const Guide& guide) {
   constexpr int kWidth = 1024, kPieces = kWidth / 128;
   __shared__ float slots[32];
   __shared__ __align__(16) float normal[kWidth];
@@ -89,6 +93,32 @@ extern "C" __global__ void __launch_bounds__(512)
   if (lane < 2) {
     const int at = output + lane;
     const float velocity = (lane ? sum[1] : sum[0]) + bias[at];
-    out[row * out_stride + at] = load_fresh(x + row * x_stride + at) + dt * velocity;
+    const float here = load_fresh(x + row * x_stride + at);
+    if constexpr (kGuided) {
+      out[row * out_stride + at] = guided_step(guide, row, at, here, velocity, dt);
+    } else {
+      out[row * out_stride + at] = here + dt * velocity;
+    }
   }
+}
+
+}  // namespace flashrt
+
+extern "C" __global__ void __launch_bounds__(512)
+    action_out_euler_d32_bf16(const flashrt::bf16* h, const float* scale, const float* shift,
+                          const float* weight, const float* bias, const float* x, float* out,
+                          int h_stride, int x_stride, int out_stride, float dt, float eps) {
+  flashrt::action_out_euler_d32<false>(h, scale, shift, weight, bias, x, out, h_stride, x_stride, out_stride,
+                                       dt, eps, {});
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    action_out_euler_guided_d32_bf16(const flashrt::bf16* h, const float* scale, const float* shift,
+                                     const float* weight, const float* bias, const float* x, float* out,
+                                     int h_stride, int x_stride, int out_stride, float dt, float eps,
+                                     const float* previous, const float* guidance, int previous_stride,
+                                     int guidance_stride, float time, float share) {
+  flashrt::action_out_euler_d32<true>(h, scale, shift, weight, bias, x, out, h_stride, x_stride, out_stride,
+                                      dt, eps,
+                                      {previous, guidance, previous_stride, guidance_stride, time, share});
 }

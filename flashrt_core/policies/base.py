@@ -135,6 +135,13 @@ class Processor(Protocol):
     def decode(self, actions: Array, state: Array | None) -> Array:
         """Raw actions [H, padded] -> [H, action_dim] float32 in robot units."""
 
+    def encode_actions(self, actions: Array, state: Array | None) -> Array:
+        """The inverse of :meth:`decode`: [n, action_dim] in robot units -> [n, padded] float32.
+
+        NaN where the network has no number for an action, the padded columns among them. Asked only
+        where plans have guidance.
+        """
+
 
 @dataclass(frozen=True)
 class Product:
@@ -173,6 +180,7 @@ class Policy(Protocol):
     presets: tuple[str, ...]
     slots: tuple[str, ...]  # camera names it knows, in order
     masks_views: bool  # whether a decision may do without some of its cameras
+    continues_chunks: bool  # whether one may be guided towards the chunk before it
     sites: Mapping[str, Site]  # its dense products
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:

@@ -151,6 +151,9 @@ class ToyProcessor:
     def prompt_tokens(self, values) -> int:
         return int(np.count_nonzero(values["tokens"]))
 
+    def encode_actions(self, actions: np.ndarray, state: np.ndarray | None) -> np.ndarray:
+        raise NotImplementedError("the toy has no guidance")
+
     def decode(self, actions: np.ndarray, state: np.ndarray | None) -> np.ndarray:
         return actions[:, :2].copy()
 

@@ -32,6 +32,7 @@ class Pi05Policy:
     presets = tuple(sorted(PRESETS))
     slots = SLOTS
     masks_views = True
+    continues_chunks = True
     sites = SITES
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
@@ -43,8 +44,12 @@ class Pi05Policy:
         return make_config(preset, **overrides)
 
     def of_activations(self, config: Pi05Config) -> Pi05Config:
-        """The same for cameras whose images the host resizes: both ways give the same pixels."""
-        return replace(config, camera_bytes=0)
+        """The same for cameras whose images the host resizes, and without guidance.
+
+        Both ways of resizing give the same pixels, and without a chunk to continue guidance does
+        nothing.
+        """
+        return replace(config, camera_bytes=0, real_time_chunking=False)
 
     def precision(self, value: str | Path) -> Precision:
         """The plan of a name or a YAML file; OptionError otherwise."""

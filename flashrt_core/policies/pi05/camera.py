@@ -19,7 +19,7 @@ from ...kernels.picture import MAX_TAPS, Kind, Picture
 from ...kernels.picture_reference import resize_like_torch, square
 from ..base import as_array
 from .config import Pi05Config
-from .contract import image_input, picture_input
+from .windows import image_input, picture_input
 
 Array = np.ndarray[Any, Any]
 

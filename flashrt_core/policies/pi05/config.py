@@ -89,6 +89,7 @@ class Pi05Config:
         numerics: which official implementation's roundings and conventions are reproduced.
         camera_bytes: room for an image of a camera as it comes: the device decodes and resizes it.
             Of larger ones the host makes squares; 0: of all.
+        real_time_chunking: a decision may be guided towards the rows of the chunk before it.
     """
 
     preset: str
@@ -108,6 +109,7 @@ class Pi05Config:
     eps: float = 1e-6
     numerics: Numerics = field(default_factory=Numerics)
     camera_bytes: int = 0
+    real_time_chunking: bool = False
 
     @property
     def view_tokens(self) -> int:
@@ -241,7 +243,7 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, Numerics):
             raise OptionError(where, expected="a profile or Numerics", got=repr(value))
         return value
-    if name == "state_in_prompt":
+    if name in ("state_in_prompt", "real_time_chunking"):
         if not isinstance(value, bool):
             raise OptionError(where, expected="true or false", got=repr(value))
         return value

@@ -14,20 +14,17 @@ from ...contract import (
     BufferSpec,
     Contract,
     DType,
-    InputSpec,
-    OutputSpec,
     Rate,
     RegionSpec,
     Role,
     ShapeKey,
     StageSpec,
-    Update,
 )
 from ...errors import ContractError
-from ...kernels.picture import FIELDS
 from ...precision import LOW_BIT, STORED, Format, Precision
 from .config import SLOTS, GemmaConfig, Pi05Config
 from .sites import SITES, make_precision
+from .windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
 
 
 def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
@@ -35,16 +32,6 @@ def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
     return tuple(
         ShapeKey(views, bucket, config.horizon, config.steps) for bucket in config.prompt_buckets
     )
-
-
-def image_input(view: str) -> str:
-    """Name of the input (and buffer) that holds a camera's image."""
-    return f"image.{view}"
-
-
-def picture_input(view: str) -> str:
-    """Name of the input (and buffer) that says how to read a camera's bytes."""
-    return f"picture.{view}"
 
 
 def make_contract(
@@ -74,7 +61,7 @@ def make_contract(
     scratch = tuple(_scratch(config, plan, len(views), rows))
     buffers = (
         *_quantised(_static_buffers(config, plan.wide, rows), plan),
-        *_windows(config, views),
+        *window_buffers(config, views),
         *_state(config, plan.wide, rows),
         *scratch,
     )
@@ -82,17 +69,8 @@ def make_contract(
         policy="pi05",
         shapes=shapes,
         buffers=buffers,
-        inputs=_inputs(config, views),
-        outputs=(
-            OutputSpec(
-                "actions",
-                "actions",
-                (config.horizon, config.action_dim),
-                DType.F32,
-                unit="normalised",
-                doc="action rows before un-normalisation; a robot uses the first columns",
-            ),
-        ),
+        inputs=inputs(config, views),
+        outputs=outputs(config),
         stages=_stages(config, views, tuple(spec.name for spec in scratch)),
         regions={shape: _regions(config, buffers, shape) for shape in shapes},
     )
@@ -196,25 +174,6 @@ def _gemma_weights(
         yield BufferSpec(f"{group}.{name}_weight", (layers, *shape), dtype, Role.STATIC, doc)
 
 
-def _image_shape(config: Pi05Config) -> tuple[int, ...]:
-    """A camera's bytes, or a square that the host made of them."""
-    side = config.image_size
-    return (config.camera_bytes,) if config.camera_bytes else (side, side, 3)
-
-
-def _windows(config: Pi05Config, views: tuple[str, ...]) -> Iterator[BufferSpec]:
-    chunk = (config.horizon, config.action_dim)
-    # Neighbours share a copy: noise and images are new in every decision, a prompt with an image.
-    yield BufferSpec("noise", chunk, DType.F32, Role.SWAP)
-    for view in views:
-        yield BufferSpec(image_input(view), _image_shape(config), DType.U8, Role.SWAP)
-    for view in views if config.camera_bytes else ():
-        yield BufferSpec(picture_input(view), (FIELDS,), DType.I32, Role.SWAP)
-    yield BufferSpec("prompt_tokens", (config.max_prompt_tokens,), DType.I32, Role.SWAP)
-    yield BufferSpec("prompt_length", (1,), DType.I32, Role.SWAP)
-    yield BufferSpec("actions", chunk, DType.F32, Role.SWAP, "the sample while it is denoised")
-
-
 def _state(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
     trunk = config.trunk
     cache = (trunk.depth, 2, rows + config.horizon, trunk.head_dim)
@@ -258,68 +217,6 @@ def _scratch(config: Pi05Config, plan: Precision, views: int, rows: int) -> Iter
     yield from scratch("expert_hidden", config.horizon, expert.ffn)
 
 
-def _inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
-    raw = config.camera_bytes > 0
-    images = tuple(
-        InputSpec(
-            image_input(view),
-            image_input(view),
-            _image_shape(config),
-            DType.U8,
-            Update.SWAP,
-            Rate.OBSERVATION,
-            unit="bytes" if raw else "RGB",
-            doc="as the camera sent it"
-            if raw
-            else "resized to the square, aspect kept, zero padding",
-            shorter=raw,
-        )
-        for view in views
-    )
-    pictures = tuple(
-        InputSpec(
-            picture_input(view),
-            picture_input(view),
-            (FIELDS,),
-            DType.I32,
-            Update.SWAP,
-            Rate.OBSERVATION,
-            doc="how to read the bytes, and where the picture goes on the square",
-        )
-        for view in (views if raw else ())
-    )
-    tokens = InputSpec(
-        "prompt_tokens",
-        "prompt_tokens",
-        (config.max_prompt_tokens,),
-        DType.I32,
-        Update.STAGED,
-        Rate.PROMPT,
-        transform="prompt",
-        doc="token ids, zero behind the prompt",
-    )
-    length = InputSpec(
-        "prompt_length",
-        "prompt_length",
-        (1,),
-        DType.I32,
-        Update.STAGED,
-        Rate.PROMPT,
-        transform="prompt",
-        unit="tokens",
-    )
-    noise = InputSpec(
-        "noise",
-        "noise",
-        (config.horizon, config.action_dim),
-        DType.F32,
-        Update.SWAP,
-        Rate.CHUNK,
-        doc="standard normal",
-    )
-    return (*images, *pictures, tokens, length, noise)
-
-
 def _stages(
     config: Pi05Config, views: tuple[str, ...], scratch: tuple[str, ...]
 ) -> tuple[StageSpec, ...]:
@@ -348,7 +245,11 @@ def _stages(
     )
     action = StageSpec(
         "action",
-        reads=("noise", "actions", "kv", "prefix_length", "expert_rope", *expert),
+        reads=(
+            *("noise", "actions", "kv", "prefix_length", "expert_rope"),
+            *guidance_inputs(config),
+            *expert,
+        ),
         writes=("actions", "kv", *expert),
         rate=Rate.CHUNK,
         requires=("context",),

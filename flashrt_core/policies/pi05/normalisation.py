@@ -88,6 +88,24 @@ class Statistics:
             return (x + self._type(1.0)) * span / self._type(2.0) + first
         return (x + 1.0) / 2.0 * (second - first + _ADDED_EPS) + first
 
+    def invert(self, values: Array) -> Array:
+        """Robot units [..., dims] -> what :meth:`restore` makes them of, float64.
+
+        Not :meth:`normalise` where LeRobot's mean/std has its epsilon; not finite where a deviation
+        is 0, as :meth:`restore` then gives the mean, whatever the network says.
+        """
+        _, first, second = self._operands(values)
+        first, second = first.astype(np.float64), second.astype(np.float64)
+        if self.mode == "mean_std":
+            spread = second if self.guarded else second + _ADDED_EPS
+        elif self.guarded:
+            spread = self._span(first, second) / 2.0
+        else:
+            spread = (second - first + _ADDED_EPS) / 2.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = (values.astype(np.float64) - first) / spread
+        return found if self.mode == "mean_std" else found - 1.0
+
     @property
     def _type(self) -> type[np.floating[Any]]:
         return np.float32 if self.guarded else np.float64

@@ -26,6 +26,9 @@ from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 
+# Beyond it no action of a network lies, in its own units. What would is an action that never moved
+# in the training data: its statistics hold no scale, and rounding alone would be such a number.
+_FURTHEST = 10.0
 _BLACK = np.zeros((1, 1, 3), np.uint8)  # in windows that no stage reads
 
 
@@ -182,14 +185,47 @@ class Pi05Processor:
         if self._action_stats is not None:
             own = self._action_stats.restore(own)
         if self.relative:
-            base = self._checked_state(state)
-            if base is None:
-                raise InputError(
-                    "state", expected=f"{self.state_dim} numbers: actions add to it", got="none"
-                )
-            own, added = own.copy(), list(self.relative)
-            own[:, added] += base[added].astype(own.dtype)
+            own = own.copy()
+            own[:, list(self.relative)] += self._base(state).astype(own.dtype)
         return np.array(own, dtype=np.float32, order="C")
+
+    def encode_actions(self, actions: Array, state: Array | None) -> Array:
+        """Actions in robot units -> the raw ones that :meth:`decode` makes them of.
+
+        Args:
+            actions: [n, action_dim] float, finite.
+            state: [state_dim] of the observation that the raw ones are to answer; needed where
+                actions are relative to it.
+
+        Returns:
+            [n, A] float32. NaN in the padded columns, of which the robot knows nothing, and where
+            the network could not say such an action (more than 10 in its units).
+
+        Raises:
+            InputError: actions of another shape, or no state where it is needed.
+        """
+        if actions.ndim != 2 or actions.shape[1] != self.action_dim:
+            raise InputError(
+                "actions", expected=f"[rows, {self.action_dim}]", got=list(actions.shape)
+            )
+        own = actions.astype(np.float64)
+        if self.relative:
+            own[:, list(self.relative)] -= self._base(state)
+        if self._action_stats is not None:
+            own = self._action_stats.invert(own)
+        own[~(np.abs(own) <= _FURTHEST)] = np.nan
+        raw = np.full((len(own), self._config.action_dim), np.nan, np.float32)
+        raw[:, : self.action_dim] = own
+        return raw
+
+    def _base(self, state: Array | None) -> Array:
+        """What is added to the relative actions."""
+        base = self._checked_state(state)
+        if base is None:
+            raise InputError(
+                "state", expected=f"{self.state_dim} numbers: actions add to it", got="none"
+            )
+        return base[list(self.relative)]
 
     def _present(self, images: Mapping[str, Any]) -> tuple[str, ...]:
         """The views that ``images`` has; all, for the check to name one, where too many lack."""

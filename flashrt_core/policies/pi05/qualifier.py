@@ -12,8 +12,8 @@ from ...tensors import TensorSource
 from ..base import Product
 from .camera import decode_view
 from .config import SLOTS, Pi05Config
-from .contract import image_input
 from .reference import Reference, ReferenceContext
+from .windows import image_input
 
 Array = np.ndarray[Any, Any]
 

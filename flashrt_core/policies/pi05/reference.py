@@ -44,6 +44,19 @@ class ReferenceContext:
 
 
 @dataclass(frozen=True)
+class ReferenceGuide:
+    """What guides the sampler, both [H, A].
+
+    Attributes:
+        previous: numbers to guide towards.
+        weight: how far, 0..1.
+    """
+
+    previous: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
 class ReferenceResult(ReferenceContext):
     """What one decision gives: a context and ``actions`` [H, A], normalised."""
 
@@ -79,6 +92,7 @@ class Reference:
         images: Mapping[str, np.ndarray[Any, Any]],
         tokens: Sequence[int],
         noise: np.ndarray[Any, Any],
+        guide: ReferenceGuide | None = None,
     ) -> ReferenceResult:
         """One decision.
 
@@ -86,13 +100,19 @@ class Reference:
             images: view name -> [R, R, 3] uint8; views that are missing here are masked.
             tokens: token ids of the prompt, without padding.
             noise: [H, A] float32, the sample at time 1.
+            guide: of real-time chunking.
         """
         context = self.context(images, tokens)
-        return self.finish(context, noise)
+        return self.finish(context, noise, guide)
 
-    def finish(self, context: ReferenceContext, noise: np.ndarray[Any, Any]) -> ReferenceResult:
-        """The decision on a context, ``noise`` as for :meth:`decide`."""
-        actions = self.act(noise, context.keys, context.values, context.valid)
+    def finish(
+        self,
+        context: ReferenceContext,
+        noise: np.ndarray[Any, Any],
+        guide: ReferenceGuide | None = None,
+    ) -> ReferenceResult:
+        """The decision on a context; ``noise`` and ``guide`` as for :meth:`decide`."""
+        actions = self.act(noise, context.keys, context.values, context.valid, guide)
         return ReferenceResult(**vars(context), actions=actions)
 
     @torch.inference_mode()
@@ -109,7 +129,12 @@ class Reference:
 
     @torch.inference_mode()
     def act(
-        self, noise: np.ndarray[Any, Any], keys: Tensor, values: Tensor, valid: Tensor
+        self,
+        noise: np.ndarray[Any, Any],
+        keys: Tensor,
+        values: Tensor,
+        valid: Tensor,
+        guide: ReferenceGuide | None = None,
     ) -> Tensor:
         """The sampler alone: actions [H, A] from any context, as :class:`ReferenceResult` has it.
 
@@ -121,10 +146,24 @@ class Reference:
             )
             sample = torch.from_numpy(np.array(noise, order="C")).to(self.place, self.dtype)
             dt = torch.tensor(-1.0 / self.config.steps, dtype=torch.float32)
-            for now in self._times(dt):
+            for step, now in enumerate(self._times(dt)):
                 velocity = self._velocity(sample, now, keys, values, valid)
+                if guide is not None:
+                    velocity = self._guided(sample, velocity, 1.0 - step / self.config.steps, guide)
                 sample = sample + dt.to(self.dtype) * velocity
             return sample
+
+    def _guided(
+        self, sample: Tensor, velocity: Tensor, time: float, guide: ReferenceGuide
+    ) -> Tensor:
+        """The velocity towards the clean estimate when that is blended with the previous chunk."""
+        previous, weight = (
+            torch.from_numpy(np.array(x, order="C")).to(self.place, self.dtype)
+            for x in (guide.previous, guide.weight)
+        )
+        clean = sample - time * velocity
+        clean = clean + weight * (previous - clean)
+        return (sample - clean) / time
 
     def _times(self, dt: Tensor) -> Iterator[Tensor]:
         """float32 times, in openpi's loop or in LeRobot's."""

@@ -22,6 +22,14 @@ def step_size(steps: int) -> float:
     return float(np.float32(-1.0 / steps))
 
 
+def time_left(steps: int, step: int) -> float:
+    """How far the sample of a step is from the action, float32: what the steps behind it go in all.
+
+    The time that the network is told may be another in its last bits (``time_grid``).
+    """
+    return float(np.float32((steps - step) / steps))
+
+
 def time_embedding(times: list[float], width: int) -> Tensor:
     """[N, width] float32: sines, then cosines, of width/2 geometric periods from 4 ms to 4 s.
 

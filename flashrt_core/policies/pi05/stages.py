@@ -12,11 +12,13 @@ last trunk layer makes keys and values only, everything that depends on the step
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from ...contract import Contract, ShapeKey
 from ...gemm import linear
+from ...guidance import GUIDANCE, PREVIOUS
 from ...kernels.action_in import action_in
 from ...kernels.action_out_euler import action_out_euler
 from ...kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
@@ -34,10 +36,10 @@ from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
 from .config import SLOTS, Pi05Config
-from .contract import image_input, picture_input
 from .numerics import embedding_scale
-from .schedule import step_size
+from .schedule import step_size, time_left
 from .sites import Dense, dense
+from .windows import image_input, picture_input
 
 Buffers = Mapping[str, Tensor]
 Body = Callable[[Lane, Buffers], None]
@@ -212,11 +214,20 @@ def trunk_last_layer(lane: Lane, buffers: Buffers, config: Pi05Config, rows: int
 
 
 def action(lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey) -> None:
-    """N Euler steps from the noise window to the action window; the noise stays as it is."""
+    """N Euler steps from the noise window to the action window; the noise stays as it is.
+
+    In a plan with real-time chunking every step is guided. Its rows then see, through attention,
+    those that are kept, and fit to them.
+    """
     x, sample, out = buffers["expert_x"], buffers["noise"], buffers["actions"]  # [H, D], [H, A]
     prefix_rows = shape.views * config.view_tokens + shape.prompt_tokens
     last = config.norms - 1
+    guide: dict[str, Any] = {}
+    if config.real_time_chunking:
+        guide = {"previous": buffers[PREVIOUS], "guidance": buffers[GUIDANCE]}
     for step in range(shape.steps):
+        if guide:
+            guide["time"] = time_left(shape.steps, step)
         table = buffers["expert.modulation"][step]  # [norms, 3, D]
         weight, bias = buffers["expert.action_in_weight"], buffers["expert.action_in_bias"]
         action_in(lane, sample, weight, bias, x)
@@ -234,6 +245,7 @@ def action(lane: Lane, buffers: Buffers, config: Pi05Config, shape: ShapeKey) ->
             out,
             dt=step_size(shape.steps),
             eps=config.eps,
+            **guide,
         )
         sample = out
 

@@ -1,0 +1,138 @@
+"""What the host writes and reads of π0.5: the windows, and the inputs and outputs that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...contract import BufferSpec, DType, InputSpec, OutputSpec, Rate, Role, Update
+from ...guidance import GUIDANCE, PREVIOUS
+from ...kernels.picture import FIELDS
+from .config import Pi05Config
+
+
+def image_input(view: str) -> str:
+    """Name of the input (and buffer) that holds a camera's image."""
+    return f"image.{view}"
+
+
+def picture_input(view: str) -> str:
+    """Name of the input (and buffer) that says how to read a camera's bytes."""
+    return f"picture.{view}"
+
+
+def _image_shape(config: Pi05Config) -> tuple[int, ...]:
+    """A camera's bytes, or a square that the host made of them."""
+    side = config.image_size
+    return (config.camera_bytes,) if config.camera_bytes else (side, side, 3)
+
+
+def window_buffers(config: Pi05Config, views: tuple[str, ...]) -> Iterator[BufferSpec]:
+    """The windows, in the order of their addresses."""
+    chunk = (config.horizon, config.action_dim)
+    # Neighbours share a copy: noise and images are new in every decision, a prompt with an image.
+    for name in guidance_inputs(config):
+        yield BufferSpec(name, chunk, DType.F32, Role.SWAP)
+    yield BufferSpec("noise", chunk, DType.F32, Role.SWAP)
+    for view in views:
+        yield BufferSpec(image_input(view), _image_shape(config), DType.U8, Role.SWAP)
+    for view in views if config.camera_bytes else ():
+        yield BufferSpec(picture_input(view), (FIELDS,), DType.I32, Role.SWAP)
+    yield BufferSpec("prompt_tokens", (config.max_prompt_tokens,), DType.I32, Role.SWAP)
+    yield BufferSpec("prompt_length", (1,), DType.I32, Role.SWAP)
+    yield BufferSpec("actions", chunk, DType.F32, Role.SWAP, "the sample while it is denoised")
+
+
+def guidance_inputs(config: Pi05Config) -> tuple[str, ...]:
+    """Windows of real-time chunking; none where the plan does without."""
+    return (PREVIOUS, GUIDANCE) if config.real_time_chunking else ()
+
+
+def inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
+    """Everything that the host writes, for cameras in slot order."""
+    raw = config.camera_bytes > 0
+    images = tuple(
+        InputSpec(
+            image_input(view),
+            image_input(view),
+            _image_shape(config),
+            DType.U8,
+            Update.SWAP,
+            Rate.OBSERVATION,
+            unit="bytes" if raw else "RGB",
+            doc="as the camera sent it"
+            if raw
+            else "resized to the square, aspect kept, zero padding",
+            shorter=raw,
+        )
+        for view in views
+    )
+    pictures = tuple(
+        InputSpec(
+            picture_input(view),
+            picture_input(view),
+            (FIELDS,),
+            DType.I32,
+            Update.SWAP,
+            Rate.OBSERVATION,
+            doc="how to read the bytes, and where the picture goes on the square",
+        )
+        for view in (views if raw else ())
+    )
+    tokens = InputSpec(
+        "prompt_tokens",
+        "prompt_tokens",
+        (config.max_prompt_tokens,),
+        DType.I32,
+        Update.STAGED,
+        Rate.PROMPT,
+        transform="prompt",
+        doc="token ids, zero behind the prompt",
+    )
+    length = InputSpec(
+        "prompt_length",
+        "prompt_length",
+        (1,),
+        DType.I32,
+        Update.STAGED,
+        Rate.PROMPT,
+        transform="prompt",
+        unit="tokens",
+    )
+    noise = InputSpec(
+        "noise",
+        "noise",
+        (config.horizon, config.action_dim),
+        DType.F32,
+        Update.SWAP,
+        Rate.CHUNK,
+        doc="standard normal",
+    )
+    return (*images, *pictures, tokens, length, noise, *_guidance(config))
+
+
+def _guidance(config: Pi05Config) -> Iterator[InputSpec]:
+    docs = {
+        PREVIOUS: (
+            "normalised",
+            "what guided numbers are to become",
+        ),
+        GUIDANCE: ("", "how far each is guided: 1 keeps the previous number, 0 leaves it free"),
+    }
+    chunk = (config.horizon, config.action_dim)
+    for name in guidance_inputs(config):
+        unit, doc = docs[name]
+        yield InputSpec(name, name, chunk, DType.F32, Update.SWAP, Rate.CHUNK, unit=unit, doc=doc)
+
+
+def outputs(config: Pi05Config) -> tuple[OutputSpec, ...]:
+    """Everything that the host reads."""
+    return (
+        OutputSpec(
+            "actions",
+            "actions",
+            (config.horizon, config.action_dim),
+            DType.F32,
+            unit="normalised",
+            doc="action rows before un-normalisation; a robot uses the first columns",
+        ),
+    )
