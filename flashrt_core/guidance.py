@@ -2,8 +2,9 @@
 
 While a decision is made, the robot goes on with the last chunk. The rows of the new one that will
 be past by then are kept as they are, and those behind are guided towards the last chunk, less and
-less the later they are. ``exponential`` weights are those of Black, Galliker and Levine 2025, "Real-Time
-Execution of Action Chunking Flow Policies"; how they act on the sampler is in docs/numerics.md.
+less the later they are. ``exponential`` weights are those of Black, Galliker and Levine 2025,
+"Real-Time Execution of Action Chunking Flow Policies"; how they act on the sampler is in
+docs/numerics.md.
 """
 
 from __future__ import annotations

@@ -88,6 +88,9 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
 }
 
 
+_GUIDE: dict[str, Any] = {"previous": f32(3, 2), "guidance": f32(3, 2), "time": 0.5}
+
+
 def function(name: str) -> Callable[..., None]:
     module = gemm if name == "linear" else import_module(f"flashrt_core.kernels.{name}")
     found: Callable[..., None] = getattr(module, name)
@@ -193,6 +196,15 @@ def test_overlap_is_refused(name: str, out: str, source: str) -> None:
         ("image_patches", {"patch": 5}, "sides that are multiples of the patch, 5, got .4, 6."),
         ("image_patches", {"patch": 0}, "argument 'image'"),
         ("qkv_rope_kv", {"head_dim": 3}, "argument 'rope'"),
+        (
+            "action_out_euler",
+            {"previous": f32(3, 2)},
+            "'guidance' and 'time': expected all or none",
+        ),
+        ("action_out_euler", {"time": 0.5}, "'guidance' and 'time': expected all or none"),
+        ("action_out_euler", {**_GUIDE, "previous": f32(3, 3)}, "argument 'previous': expected"),
+        ("action_out_euler", {**_GUIDE, "guidance": f32(3)}, "argument 'guidance': expected"),
+        ("action_out_euler", {**_GUIDE, "time": 0.0}, "'time': expected within .0, 1., got 0.0"),
     ],
 )
 def test_bad_scalars(name: str, changes: dict[str, Any], message: str) -> None:

@@ -326,6 +326,32 @@ def test_expert_layer_is_five_launches(architecture: int, clusters: bool) -> Non
     assert kernels[-1] == "action_out_euler_d32_bf16"
 
 
+@pytest.mark.parametrize(("preset", "end"), [("base", "d32"), ("tiny", "rows")])
+def test_a_guided_plan_differs_in_the_end_of_its_steps_only(preset: str, end: str) -> None:
+    sizes = SHALLOW if preset == "base" else {}
+    steps = {**sizes, "steps": 4}
+    launches = []
+    for guided in (False, True):
+        launcher = CheckingLauncher()
+        launch_policy(preset, 2, launcher, **steps, real_time_chunking=guided)
+        launches.append(launcher.launches)
+    plain, guided_ones = launches
+    assert not any("guided" in launch.kernel for launch in plain)
+    ends = [k for k, launch in enumerate(plain) if launch.kernel == f"action_out_euler_{end}_bf16"]
+    assert len(ends) == 4
+    for k, (a, b) in enumerate(zip(plain, guided_ones, strict=True)):
+        if k not in ends:
+            assert (a.kernel, a.grid, a.block) == (b.kernel, b.grid, b.block)
+            continue
+        assert b.kernel == f"action_out_euler_guided_{end}_bf16"
+        previous, guidance, *pitches, time, share = b.args[len(a.args) :]
+        assert previous.shape == guidance.shape == (10, 32) and pitches == [32, 32]
+        step = ends.index(k)
+        assert time == pytest.approx(1.0 - step / 4, rel=1e-7)
+        assert share == pytest.approx(1.0 / (4 - step), rel=1e-6)
+    assert share == 1.0, "the last step goes all the way"
+
+
 def test_float32_is_refused_in_one_line() -> None:
     x = torch.empty(4, 64)
     with pytest.raises(ContractError, match="bfloat16.*float32.*precision"):

@@ -387,3 +387,17 @@ def test_ends_of_a_step(device: Any, draw: Any, rows: int) -> None:
     action_out_euler_ref(hidden.float(), *args, sample, wanted, **step)
     run(device, lambda lane: action_out_euler(lane, hidden, *args, result, result, **step))
     assert error(result, wanted) < FLOAT32
+
+    # Guided: half of the rows by any weight, then one kept and one free row, where there are any.
+    guidance = torch.rand(rows, 32, device=sample.device)
+    guidance[rows // 2 :] = 1.0
+    guidance[-1] = 0.0
+    guide: dict[str, Any] = {"previous": draw(rows, 32, dtype=F32), "guidance": guidance}
+    for time in (0.5, 0.1):  # on the way, and in the last step
+        ended = sample.clone()
+        guided = {**step, **guide, "time": time}
+        action_out_euler_ref(hidden.float(), *args, sample, wanted, **guided)
+        run(device, lambda lane: action_out_euler(lane, hidden, *args, ended, ended, **guided))  # noqa: B023
+        assert error(ended, wanted) < FLOAT32
+        assert torch.equal(ended[-1], result[-1]), "free: the bits of a plain step"
+    assert torch.equal(ended[rows // 2 : -1], guide["previous"][rows // 2 : -1]), "kept: exactly"

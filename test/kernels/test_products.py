@@ -156,3 +156,38 @@ def test_action_ends(rows: int, width: int, actions: int, dtype: torch.dtype) ->
             )
         )
         assert_rounded_once(target, exact)
+
+
+@pytest.mark.parametrize(("rows", "width", "actions"), [(10, 1024, 32), (3, 5, 2)])
+def test_guided_step(rows: int, width: int, actions: int) -> None:
+    """Every weight: between by the formula, 1 in the last step and 0 in every one to the bit."""
+    hidden, sample = normal(rows, width, seed=1), normal(rows, actions, seed=2)
+    weight, bias = weight_of(actions, width, 3, F32), normal(actions, seed=4)
+    table = (normal(width, seed=5, std=0.5), normal(width, seed=6, std=0.5))
+    previous = normal(rows, actions, seed=7)
+    guidance = torch.rand(rows, actions, generator=torch.Generator().manual_seed(8))
+    guidance[0], guidance[-1] = 0.0, 1.0
+    normed = rms(hidden.double(), EPS) * (1 + table[0].double()) + table[1].double()
+    velocity = normed @ weight.double().t() + bias.double()
+    out, free = torch.empty(rows, actions), torch.empty(rows, actions)
+
+    def step(target: Tensor, **guide: object) -> None:
+        args = (hidden, *table, weight, bias, sample, target)
+        run(lambda lane: action_out_euler(lane, *args, dt=-0.1, eps=EPS, **guide))  # type: ignore[arg-type]
+
+    step(free)
+    for time in (1.0, 0.4, 0.1):
+        step(out, previous=previous, guidance=guidance, time=time)
+        clean = sample.double() - time * velocity
+        clean += guidance.double() * (previous.double() - clean)
+        exact = sample.double() - 0.1 * (sample.double() - clean) / time
+        torch.testing.assert_close(out.double(), exact, rtol=0.0, atol=3e-6)
+        assert torch.equal(out[0], free[0])
+        assert torch.equal(out[-1], previous[-1]) == (time == 0.1)
+    # Rows on the straight line from noise to the previous action stay on it.
+    guidance[:] = 1.0
+    step(out, previous=previous, guidance=guidance, time=0.4)
+    line = previous.double() + (sample.double() - previous.double()) * 0.3 / 0.4
+    torch.testing.assert_close(out.double(), line, rtol=0.0, atol=1e-6)
+    step(sample, previous=previous, guidance=guidance, time=0.4)  # in place
+    assert torch.equal(sample, out)

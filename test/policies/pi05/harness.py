@@ -11,7 +11,9 @@ from torch import Tensor
 
 from flashrt_core.contract import ShapeKey
 from flashrt_core.devices.cpu import CpuDevice, CpuProgram
+from flashrt_core.guidance import GUIDANCE, PREVIOUS
 from flashrt_core.policies.pi05 import POLICY, Pi05Config
+from flashrt_core.policies.pi05.reference import ReferenceGuide
 from flashrt_core.weights import open_weights
 
 VIEWS = POLICY.slots
@@ -25,6 +27,7 @@ class Case:
     images: dict[str, np.ndarray[Any, Any]]
     tokens: list[int]
     noise: np.ndarray[Any, Any]
+    guide: ReferenceGuide | None = None
 
 
 def make_case(config: Pi05Config, views: tuple[str, ...], length: int, seed: int = 0) -> Case:
@@ -86,6 +89,11 @@ class Pipeline:
         length = np.array([len(case.tokens)], np.int32)
         self.device.write(self.buffers["prompt_length"], length)
         self.device.write(self.buffers["noise"], case.noise)
+        if self.config.real_time_chunking:
+            none = np.zeros_like(case.noise)
+            guide = case.guide or ReferenceGuide(none, none)
+            self.device.write(self.buffers[PREVIOUS], guide.previous)
+            self.device.write(self.buffers[GUIDANCE], guide.weight)
 
     def run(self, *stages: str, length: int, shape: ShapeKey | None = None) -> Tensor:
         """Replays stages on what the windows hold; the actions."""
