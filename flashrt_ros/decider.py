@@ -15,8 +15,10 @@ import numpy as np
 from std_msgs.msg import Header
 
 from flashrt_core.errors import NumericsError
+from flashrt_core.guidance import Previous
 from flashrt_core.load import MAIN
 from flashrt_core.session import Decision, Session
+from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.ingest import NOTHING, Ingest
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.parameters import NodeConfig
@@ -78,6 +80,7 @@ class Decider:
         self._statistics = statistics
         self._fingerprint = session.fingerprint.digest
         self._dt = duration_message(round(config.action_dt_s * SECOND))
+        self._horizon = max(session.contract.shapes).horizon
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
 
     def decide(
@@ -85,6 +88,7 @@ class Decider:
         session_name: str = MAIN,
         reuse_context: bool = False,
         not_before: Mapping[str, int] = NOTHING,
+        continuation: Continuation | None = None,
     ) -> Any:
         """Decide and return the ActionChunk.
 
@@ -92,6 +96,7 @@ class Decider:
             session_name: whose decision.
             reuse_context: run the action stage alone, on the retained context.
             not_before: input name -> the least stamp (ns) of the sample to use.
+            continuation: what the chunk continues; with an observation only.
 
         The main session's chunk is also published, if the node is still active; chunks of other
         sessions are branches that no controller asked for, and only returned.
@@ -103,6 +108,7 @@ class Decider:
         """
         session = self._engine.session(session_name)
         start, image_age_ns = time.perf_counter_ns(), None
+        previous: Previous | None = None
         if not reuse_context:
             now_ns = self._outlet.now_ns()
             gathered = self._ingest.gather(now_ns, not_before)
@@ -111,8 +117,10 @@ class Decider:
             self._oldest_ns[session_name] = gathered.oldest_stamp_ns
             if gathered.masked:
                 self._statistics.count("masked")
+            if continuation is not None:
+                previous = continuation.previous(gathered.observation.stamp_ns, self._horizon)
         ingested, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        decision = session.act() if reuse_context else session.decide()
+        decision = session.act() if reuse_context else session.decide(previous=previous)
         cpu_ns = time.thread_time_ns() - cpu_ns
         self._statistics.policy_ran(cpu_ns)
         if not np.isfinite(decision.actions).all():
@@ -123,6 +131,9 @@ class Decider:
                 got="NaN or infinity",
                 remedy="check the normalisation statistics",
             )
+        if previous is not None:
+            self._statistics.count("guided")
+            self._statistics.count("kept_rows", previous.frozen)
         marks = _Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
         # After a restore or a fork the oldest input is not known, only the newest is.
         oldest_ns = min(self._oldest_ns.get(session_name, decision.stamp_ns), decision.stamp_ns)

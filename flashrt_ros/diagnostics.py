@@ -28,6 +28,8 @@ _EXECUTION = "execution"
 _COUNTERS = (
     "decisions",
     "masked",
+    "guided",
+    "kept_rows",
     "stale",
     "skewed",
     "stopped",

@@ -9,6 +9,7 @@ from pathlib import Path
 from flashrt_core.errors import OptionError
 from flashrt_core.load import LoadOptions
 from flashrt_core.policies import find_policy
+from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING
 from flashrt_ros.parameters import HOLD, NodeConfig
 
 
@@ -67,6 +68,18 @@ def absent_views(config: NodeConfig) -> int:
     return min(len(held), len(config.cameras) - 1)
 
 
+def guides_chunks(config: NodeConfig) -> bool:
+    """Whether decisions are to continue chunks; OptionError where the policy cannot."""
+    wanted = config.execution.strategy == REAL_TIME_CHUNKING
+    if wanted and not find_policy(config.policy).continues_chunks:
+        raise OptionError(
+            "parameter 'execution.strategy'",
+            expected=f"another: policy '{config.policy}' cannot continue a chunk",
+            got=REAL_TIME_CHUNKING,
+        )
+    return wanted
+
+
 def load_options(config: NodeConfig) -> LoadOptions:
     """What to load for a node configuration. Zero and "" mean "the policy's own"."""
     return LoadOptions(
@@ -97,4 +110,5 @@ def load_options(config: NodeConfig) -> LoadOptions:
         capsule_slots=config.capsule_slots,
         threads=config.threads,
         camera_bytes=config.camera_bytes,
+        real_time_chunking=guides_chunks(config),
     )

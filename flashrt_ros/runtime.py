@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rclpy.clock import Clock, ClockChange, ClockType, JumpThreshold, TimeJump
@@ -24,6 +25,7 @@ from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import BusyError, StaleInputError, WrongStateError
+from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.execution.control import Control
 from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
@@ -302,13 +304,15 @@ class Runtime:
                 self.execution.failed(error)
             return
         self.deciding = True
-        self.worker.submit(self._timed_decision, self._after_decision, urgent=True)
+        continuation = None if self.execution is None else self.execution.continuation()
+        work = partial(self._timed_decision, continuation)
+        self.worker.submit(work, self._after_decision, urgent=True)
         if self.execution is not None:
             self.execution.begun()
 
-    def _timed_decision(self) -> None:
+    def _timed_decision(self, continuation: Continuation | None) -> None:
         try:
-            self.decider.decide()
+            self.decider.decide(continuation=continuation)
         finally:
             self.deciding = False
 

@@ -78,10 +78,10 @@ class Statistics:
             self._overhead = Histogram(*_OVERHEAD)
             self.policy_cpu_s = 0.0
 
-    def count(self, name: str) -> None:
-        """Add one to a counter."""
+    def count(self, name: str, more: int = 1) -> None:
+        """Add to a counter."""
         with self._lock:
-            self._counts[name] += 1
+            self._counts[name] += more
 
     def decided(self, timing: Timing) -> None:
         """Record a published decision."""

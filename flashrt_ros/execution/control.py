@@ -16,6 +16,7 @@ from flashrt_core.errors import FlashRTError
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import StaleInputError
 from flashrt_ros.execution.chunk import Chunk
+from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.execution.machine import CAUSES, DEACTIVATED, OFF, Cause, Facts, Machine
 from flashrt_ros.execution.outputs import Outputs
 from flashrt_ros.execution.parameters import FAILED, STALE, ExecutionConfig
@@ -83,6 +84,11 @@ class Control:
                 self.machine.delay.measured(now_ns - self._begun_ns)
                 self._begun_ns = None
             self.machine.take(_chunk(message), now_ns, self._facts(now_ns))
+
+    def continuation(self) -> Continuation | None:
+        """What the decision that is about to begin continues; None: nothing."""
+        self.deliver()
+        return self.machine.continuation(self._now_ns())
 
     def begun(self) -> None:
         """A timed decision was begun."""

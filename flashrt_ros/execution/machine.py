@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from flashrt_ros.execution.chunk import Chunk
+from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.execution.delay import Delay, begin_ns
 from flashrt_ros.execution.limits import Limited, Limits
 from flashrt_ros.execution.parameters import (
@@ -30,7 +31,7 @@ from flashrt_ros.execution.parameters import (
     ExecutionConfig,
 )
 from flashrt_ros.execution.schedule import Schedule
-from flashrt_ros.execution.strategies import strategy
+from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING, strategy
 from flashrt_ros.execution.track import Track
 
 OFF, IDLE, RUNNING, SAFE = "off", "idle", "running", "safe"
@@ -209,6 +210,12 @@ class Machine:
             return False
         self._asked = newest
         return True
+
+    def continuation(self, now_ns: int) -> Continuation | None:
+        """What a decision that begins now continues; None where none is to."""
+        if self.config.strategy != REAL_TIME_CHUNKING or self.schedule.newest is None:
+            return None
+        return Continuation(self.schedule.copy(), now_ns + self.delay.ns, self.config.rtc_decay)
 
     # What is done
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashrt_core.errors import OptionError
+from flashrt_core.guidance import DECAYS, EXPONENTIAL
 from flashrt_ros.execution.chunk import INTERPOLATIONS, LINEAR
 from flashrt_ros.execution.strategies import REPLACE, STRATEGIES
 
@@ -40,10 +41,15 @@ ROWS: tuple[dict[str, Any], ...] = (
     _row("output.rate_hz", "float", 100.0, "Control rate: of commands, and of"
          " the checks behind the safe action.", unit="Hz", bounds=(1.0, 1000.0)),
     _row("execution.strategy", "string", REPLACE, "What is due where chunks"
-         " overlap: what the newest says, or the weighted mean of all.", choices=STRATEGIES),
+         " overlap: what the newest says, or the weighted mean of all; or what the newest says,"
+         " which is decided so that it continues the one before.", choices=STRATEGIES),
     _row("execution.ensemble_decay", "float", 0.01, "Decay of the weights of"
          " `temporal_ensemble` from the oldest chunk to the newest; below 0 the newest weighs"
          " most.", bounds=(-10.0, 10.0)),
+    _row("execution.rtc.decay", "string", EXPONENTIAL, "Of `real_time_chunking`: how the weight of"
+         " the chunk before falls, from the rows that are executed until the new chunk is there to"
+         " the last that it reaches; `ones`: it does not, `zeros`: to nothing at once.",
+         choices=DECAYS),
     _row("execution.interpolation", "string", LINEAR, "Commands between two"
          " rows of a chunk: the row that is due, or on the straight line to the next.",
          choices=INTERPOLATIONS),
@@ -51,7 +57,8 @@ ROWS: tuple[dict[str, Any], ...] = (
          " its chunk is there when this row of the current one is due; `rate_hz` then paces only"
          " the decisions after a failed one. 0: `rate_hz` paces all.", bounds=(0, 4096)),
     _row("execution.delay_s", "float", 0.0, "Time that a decision takes, for"
-         " `execution.replan_rows`; 0: measured.", unit="s", bounds=(0.0, 60.0)),
+         " `execution.replan_rows` and `real_time_chunking`; 0: measured.", unit="s",
+         bounds=(0.0, 60.0)),
     _row("execution.delay_quantile", "float", 0.95, "Quantile of the last 64"
          " measured delays that is reckoned with.", bounds=(0.01, 1.0)),
     _row("limits.lower", "float[]", (), "Smallest value of each action that"
@@ -102,6 +109,7 @@ class ExecutionConfig:
     rate_hz: float
     strategy: str
     ensemble_decay: float
+    rtc_decay: str
     interpolation: str
     replan_rows: int
     delay_s: float

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashrt_ros.execution.chunk import Chunk
+from flashrt_ros.execution.chunk import LINEAR, Chunk
 from flashrt_ros.execution.strategies import Strategy
 
 
@@ -33,8 +33,8 @@ class Remainder:
     Attributes:
         rows: [n, action_dim] float64: what is due at row 0, 1, ... of that chunk, as far as the
             schedule reaches. Real-time chunking guides the new chunk towards them.
-        frozen: the first so many will have been executed when the chunk is there; it must repeat
-            them.
+        frozen: the first so many will have been executed when the chunk is there, or are under way
+            then; it must repeat them.
     """
 
     rows: np.ndarray
@@ -77,6 +77,12 @@ class Schedule:
         self._strategy.clear()
         self.newest = None
 
+    def copy(self) -> Schedule:
+        """What this one says now, for good: another thread may ask it."""
+        twin = Schedule(self._strategy.copy())
+        twin.newest = self.newest
+        return twin
+
     def end_ns(self) -> int | None:
         """From when on nothing is due; None when there is nothing."""
         return self._strategy.end_ns()
@@ -102,6 +108,7 @@ class Schedule:
             rows.append(a)
         if chunk is None or not rows:
             return Remainder(np.empty((0, 0)), 0)
-        # Row i is executed from its own time on: all that begin before the chunk is there.
-        frozen = max(0, -((first_ns - ready_ns) // chunk.dt_ns))
-        return Remainder(np.stack(rows), min(frozen, len(rows)))
+        # Row i is executed from its own time on: all that begin before the chunk is there. On a
+        # straight line the robot is then on its way to the next, or just at it.
+        frozen = -((first_ns - ready_ns) // chunk.dt_ns) + (self._strategy.interpolation == LINEAR)
+        return Remainder(np.stack(rows), min(max(0, frozen), len(rows)))

@@ -1,13 +1,14 @@
 """How chunks that overlap become one action.
 
 A strategy is told of every chunk in the order they were decided, and says what is due at a time.
-Real-time chunking is not another class here: it acts before the decision, which gets
-:meth:`~flashrt_ros.execution.schedule.Schedule.remainder` as the part to keep and to guide
-towards, and what then comes out continues the chunk before; ``replace`` executes it.
+Real-time chunking is not another class here: it acts before the decision, which gets what is left
+of the schedule to keep and to be guided towards (continuation.py), and what then comes out
+continues the chunk before; it replaces that as any other would.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import deque
 
@@ -16,7 +17,8 @@ import numpy as np
 from flashrt_ros.execution.chunk import LINEAR, Chunk
 
 REPLACE, TEMPORAL_ENSEMBLE = "replace", "temporal_ensemble"
-STRATEGIES = (REPLACE, TEMPORAL_ENSEMBLE)
+REAL_TIME_CHUNKING = "real_time_chunking"
+STRATEGIES = (REPLACE, TEMPORAL_ENSEMBLE, REAL_TIME_CHUNKING)
 # Chunks kept at most: as many as cover one tick where every row brings a decision.
 _KEPT = 1024
 
@@ -44,6 +46,12 @@ class Strategy(ABC):
     def clear(self) -> None:
         """Forget all chunks."""
         self._chunks.clear()
+
+    def copy(self) -> Strategy:
+        """One with the same chunks, which are never changed."""
+        twin = copy.copy(self)
+        twin._chunks = self._chunks.copy()
+        return twin
 
     def end_ns(self) -> int | None:
         """From when on nothing is due; None when there are no chunks."""

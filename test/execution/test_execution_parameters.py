@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from flashrt_core.errors import OptionError
+from flashrt_core.policies import find_policy
 from flashrt_ros.execution.parameters import NAMES
-from flashrt_ros.loading import check_replan_rows
+from flashrt_ros.loading import check_replan_rows, load_options
 from flashrt_ros.parameters import TABLE, build_config
 from flashrt_ros.unknown_parameters import refuse_execution, unknown_parameters
 
@@ -85,7 +86,9 @@ def test_options_that_do_not_go_together_are_refused(change: dict[str, Any], mes
         ("output.rate_hz", 50.0, "100.0"),
         ("output.trajectory.stamp", "zero", "now"),
         ("execution.strategy", "temporal_ensemble", "replace"),
+        ("execution.strategy", "real_time_chunking", "replace"),
         ("execution.ensemble_decay", 0.5, "0.01"),
+        ("execution.rtc.decay", "linear", "exponential"),
         ("execution.interpolation", "hold", "linear"),
         ("execution.replan_rows", 3, "none"),
         ("execution.delay_s", 0.1, "none"),
@@ -114,6 +117,18 @@ def test_every_parameter_of_the_outputs_is_in_the_test_above() -> None:
     mark = test_what_only_an_output_heeds_is_refused_without_one.pytestmark[0]  # type: ignore[attr-defined]
     tested = {case[0] for case in mark.args[1]}
     assert tested == NAMES - {"output.trajectory.topic", "output.commands.topic"}
+
+
+def test_real_time_chunking_is_a_plan_that_can_and_a_policy_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = MINIMAL | {"output.commands.topic": "t"}
+    assert not load_options(build_config(values)).real_time_chunking
+    config = build_config(values | {"execution.strategy": "real_time_chunking"})
+    assert load_options(config).real_time_chunking
+    monkeypatch.setattr(type(find_policy("pi05")), "continues_chunks", False)
+    with pytest.raises(OptionError, match="'execution.strategy': expected another: policy 'pi05'"):
+        load_options(config)
 
 
 def test_nothing_is_asked_for_by_default() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from flashrt_ros.execution.chunk import Chunk
 from flashrt_ros.execution.machine import IDLE, RUNNING, SAFE, Facts, Machine
+from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING, STRATEGIES
 from flashrt_ros.parameters import build_config
 
 from .test_machine import COMMANDS, MS, NOW
@@ -45,7 +46,7 @@ class Recorder:
         assert self.open and np.isfinite(position).all()
 
 
-@pytest.mark.parametrize("strategy", ["replace", "temporal_ensemble"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("safe_action", ["hold", "stop", "stop_trajectory"])
 def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
     strategy: str, safe_action: str
@@ -105,5 +106,10 @@ def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
                 assert machine.counters.safe["failed"] <= failed + 1
             ended = ended or (machine.state == SAFE and safe_action != "hold")
             machine.decision_due(now_ns)
+            continuation = machine.continuation(now_ns)
+            assert continuation is None or strategy == REAL_TIME_CHUNKING
+            if continuation and (previous := continuation.previous(now_ns - 5 * MS, 8)):
+                assert 0 <= previous.frozen <= len(previous.rows) <= 8
+                assert np.isfinite(previous.rows).all()
         commands += sink.commands
     assert commands > 500

@@ -11,6 +11,7 @@ import pytest
 from flashrt_ros.execution.chunk import HOLD, LINEAR, Chunk
 from flashrt_ros.execution.schedule import Schedule
 from flashrt_ros.execution.strategies import (
+    REAL_TIME_CHUNKING,
     REPLACE,
     STRATEGIES,
     TEMPORAL_ENSEMBLE,
@@ -134,10 +135,11 @@ def test_the_ensemble_is_a_mean_of_each_action_and_never_overflows() -> None:
 
 
 def test_strategies_by_name() -> None:
-    assert set(STRATEGIES) == {REPLACE, TEMPORAL_ENSEMBLE}
+    assert set(STRATEGIES) == {REPLACE, TEMPORAL_ENSEMBLE, REAL_TIME_CHUNKING}
     made = strategy(TEMPORAL_ENSEMBLE, HOLD, 0.25)
     assert isinstance(made, TemporalEnsemble) and made.decay == 0.25 and made.interpolation == HOLD
-    assert isinstance(strategy(REPLACE, LINEAR, 0.0), Replace)
+    for name in (REPLACE, REAL_TIME_CHUNKING):
+        assert isinstance(strategy(name, LINEAR, 0.0), Replace)
 
 
 def test_a_schedule_says_how_a_chunk_entered() -> None:
@@ -177,3 +179,25 @@ def test_real_time_chunking_gets_what_will_be_executed_and_the_rest() -> None:
     assert s.remainder(NOW + 80 * MS, NOW + 80 * MS).frozen == 0
     assert s.remainder(NOW + 80 * MS, NOW + 10**12).frozen == 6, "no more than there are"
     assert s.remainder(NOW + 200 * MS, NOW + 300 * MS).rows.size == 0
+
+
+def test_on_a_straight_line_the_row_ahead_is_kept_too() -> None:
+    s = Schedule(Replace(LINEAR))
+    s.add(chunk(NOW, [float(i) for i in range(10)]), NOW)
+    # At 130 ms the robot is between rows 6 and 7, at 120 ms just at row 6.
+    assert s.remainder(NOW + 80 * MS, NOW + 130 * MS).frozen == 4
+    assert s.remainder(NOW + 80 * MS, NOW + 120 * MS).frozen == 3
+    assert s.remainder(NOW + 80 * MS, NOW + 60 * MS).frozen == 0
+    left = s.remainder(NOW + 90 * MS, NOW + 130 * MS)  # rows between those of the last chunk
+    assert left.rows[:3, 0].tolist() == [4.5, 5.5, 6.5] and left.frozen == 3
+
+
+def test_a_copy_goes_on_saying_what_was_so() -> None:
+    s = Schedule(Replace(HOLD))
+    s.add(chunk(NOW, [1.0] * 5), NOW)
+    kept = s.copy()
+    s.add(chunk(NOW, [2.0] * 5), NOW)
+    assert first(s.at(NOW)) == 2.0 and first(kept.at(NOW)) == 1.0
+    s.clear()
+    assert first(kept.at(NOW)) == 1.0 and kept.newest is not None
+    assert kept.remainder(NOW, NOW).rows.shape == (5, 2)
