@@ -41,7 +41,7 @@ Output = Annotated[Path | None, option("File; none: where loading the plan looks
 
 
 @takes_plan(
-    without=("calibration", "camera_bytes"),
+    without=("calibration", "camera_bytes", "real_time_chunking"),
     precision={"default": "fp8"},
     device={"annotation": Place},
 )

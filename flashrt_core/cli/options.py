@@ -37,6 +37,7 @@ InPrompt = Annotated[bool, option("The checkpoint reads the state from the promp
 Size = Annotated[int | None, option("Instead of the checkpoint's or preset's.", 1)]
 Buckets = Annotated[str, option("Prompt lengths, separated by commas, instead of the preset's.")]
 CameraBytes = Annotated[int, option("Room for a raw image that the device resizes; 0: none.", 0)]
+Continues = Annotated[bool, option("Steps that can continue the chunk before.")]
 Threads = Annotated[int, option("torch threads; 0: its own choice.", 0)]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 
@@ -59,6 +60,7 @@ def plan_options(
     steps: Size = None,
     prompt_buckets: Buckets = "",
     camera_bytes: CameraBytes = 0,
+    real_time_chunking: Continues = False,
     threads: Threads = 0,
 ) -> LoadOptions:
     """What the options of a command come to."""
@@ -80,6 +82,7 @@ def plan_options(
         steps=steps,
         prompt_buckets=_whole_numbers(prompt_buckets) or None,
         camera_bytes=camera_bytes,
+        real_time_chunking=real_time_chunking,
         threads=threads,
     )
 

@@ -11,7 +11,9 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_ros.execution.strategies import STRATEGIES
+from flashrt_ros.execution.chunk import LINEAR
+from flashrt_ros.execution.control import _chunk
+from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING, STRATEGIES
 from flashrt_ros.stamps import to_ns
 
 from .controllers import ArmModel, SimulatedArm, followed, positions, stops
@@ -73,6 +75,29 @@ def moved(arm: ArmModel, begin_ns: int, end_ns: int) -> float:
     return float(np.ptp(np.stack(inside), axis=0).max())
 
 
+def assert_continued(robot: Robot, begin: int, strategy: str) -> None:
+    """Chunks from there on repeat of the one before what was executed while they were decided, if
+    they are to; and no others do.
+    """
+    pairs = list(itertools.pairwise(robot.chunks[begin:]))
+    worst = []
+    for before, after in pairs:
+        chunk, start_ns = _chunk(before), to_ns(after.first_action_stamp)
+        rows = np.array(after.data).reshape(after.horizon, after.action_dim)
+        for k in range(3):  # 0.15 s of decision and the row ahead: four at least
+            due = chunk.at(start_ns + k * 50 * MS, LINEAR)
+            assert due is not None
+            worst.append(np.abs(rows[k] - due).max())
+    part = robot.fresh_part("decisions")
+    if strategy == REAL_TIME_CHUNKING:
+        assert max(worst) < 1e-5
+        assert int(part["guided"]) >= len(pairs)
+        assert int(part["kept_rows"]) >= 4 * len(pairs)
+    else:
+        assert np.median(worst) > 0.1
+        assert part["guided"] == part["kept_rows"] == "0"
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_arm_follows_chunks_while_the_next_is_decided(
     start: Callable[..., Robot], strategy: str
@@ -93,6 +118,7 @@ def test_an_arm_follows_chunks_while_the_next_is_decided(
     pairs = itertools.pairwise(robot.chunks[begin:])
     rows = [(to_ns(b.generated) - to_ns(a.first_action_stamp)) / (50 * MS) for a, b in pairs]
     assert 9.0 < np.median(rows) < 11.5, f"there when row 11 is due, or little sooner: {rows}"
+    assert_continued(robot, begin, strategy)
     thinking = [(to_ns(c.generated), to_ns(c.inference_time)) for c in robot.chunks[begin:]]
 
     # Late: 0.5 s instead of the 0.15 s expected; rows are skipped, and the schedule may run out.

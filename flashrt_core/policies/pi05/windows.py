@@ -78,6 +78,19 @@ def inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
         )
         for view in (views if raw else ())
     )
+    noise = InputSpec(
+        "noise",
+        "noise",
+        (config.horizon, config.action_dim),
+        DType.F32,
+        Update.SWAP,
+        Rate.CHUNK,
+        doc="standard normal",
+    )
+    return (*images, *pictures, *_prompt(config), noise, *_guidance(config))
+
+
+def _prompt(config: Pi05Config) -> tuple[InputSpec, ...]:
     tokens = InputSpec(
         "prompt_tokens",
         "prompt_tokens",
@@ -98,16 +111,7 @@ def inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
         transform="prompt",
         unit="tokens",
     )
-    noise = InputSpec(
-        "noise",
-        "noise",
-        (config.horizon, config.action_dim),
-        DType.F32,
-        Update.SWAP,
-        Rate.CHUNK,
-        doc="standard normal",
-    )
-    return (*images, *pictures, tokens, length, noise, *_guidance(config))
+    return tokens, length
 
 
 def _guidance(config: Pi05Config) -> Iterator[InputSpec]:
