@@ -31,6 +31,7 @@ from flashrt_core.bench import machine  # noqa: E402
 
 FILES = (
     "test/kernels/test_cuda_ops.py",
+    "test/kernels/test_cuda_guidance.py",
     "test/kernels/test_cuda_images.py",
     "test/kernels/test_cuda_low_bit.py",
 )

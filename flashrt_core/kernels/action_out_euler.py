@@ -142,18 +142,29 @@ def action_out_euler(
     check.tensor("x", x, ("H", "A"), F32)
     check.tensor("out", out, ("H", "A"), F32)
     check.apart("out", out, "hidden", hidden)
+    guide = _checked_guide(check, out, previous, guidance, time)
+    step = {"dt": dt, "eps": eps, **guide}
+    lane.issue(ACTION_OUT_EULER, hidden, scale, shift, weight, bias, x, out, **step)
+
+
+def _checked_guide(
+    check: ArgCheck,
+    out: Tensor,
+    previous: Tensor | None,
+    guidance: Tensor | None,
+    time: float | None,
+) -> dict[str, Any]:
+    """The arguments that a guided step has more than another; none of another."""
     check.require(
         (previous is None) == (guidance is None) == (time is None),
         "arguments 'previous', 'guidance' and 'time'",
         expected="all or none",
         got=[value is not None for value in (previous, guidance, time)],
     )
-    guide: dict[str, Any] = {}
-    if previous is not None and guidance is not None and time is not None:
-        for name, value in (("previous", previous), ("guidance", guidance)):
-            check.tensor(name, value, ("H", "A"), F32)
-            check.apart("out", out, name, value)
-        check.require(0.0 < time <= 1.0, "argument 'time'", expected="within (0, 1]", got=time)
-        guide = {"previous": previous, "guidance": guidance, "time": time}
-    step = {"dt": dt, "eps": eps, **guide}
-    lane.issue(ACTION_OUT_EULER, hidden, scale, shift, weight, bias, x, out, **step)
+    if previous is None or guidance is None or time is None:
+        return {}
+    for name, value in (("previous", previous), ("guidance", guidance)):
+        check.tensor(name, value, ("H", "A"), F32)
+        check.apart("out", out, name, value)
+    check.require(0.0 < time <= 1.0, "argument 'time'", expected="within (0, 1]", got=time)
+    return {"previous": previous, "guidance": guidance, "time": time}

@@ -8,7 +8,6 @@ each tolerance. Outputs are NaN before a kernel runs, so an element that is not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -388,16 +387,3 @@ def test_ends_of_a_step(device: Any, draw: Any, rows: int) -> None:
     action_out_euler_ref(hidden.float(), *args, sample, wanted, **step)
     run(device, lambda lane: action_out_euler(lane, hidden, *args, result, result, **step))
     assert error(result, wanted) < FLOAT32
-
-    # Guided: some rows by any weight, then kept ones and a free one.
-    guidance = torch.rand(rows, 32, device=sample.device)
-    guidance[rows // 2 :], guidance[-1] = 1.0, 0.0
-    kept, previous = slice(rows // 2, -1), draw(rows, 32, dtype=F32)
-    for time in (0.5, 0.1):  # on the way, and in the last step
-        ended, guided = sample.clone(), {"previous": previous, "guidance": guidance, "time": time}
-        action_out_euler_ref(hidden.float(), *args, sample, wanted, **step, **guided)
-        body = partial(action_out_euler, dt=-0.1, eps=1e-6, **guided)  # type: ignore[arg-type]
-        run(device, lambda lane: body(lane, hidden, *args, ended, ended))  # noqa: B023
-        assert error(ended, wanted) < FLOAT32
-        assert torch.equal(ended[-1], result[-1]), "free: the bits of a plain step"
-    assert torch.equal(ended[kept], previous[kept]), "kept: exactly"
