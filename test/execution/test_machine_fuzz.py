@@ -46,6 +46,15 @@ class Recorder:
         assert self.open and np.isfinite(position).all()
 
 
+def check_continuation(machine: Machine, now_ns: int) -> None:
+    """What a decision would continue is what one can."""
+    continuation = machine.continuation(now_ns)
+    assert continuation is None or machine.config.strategy == REAL_TIME_CHUNKING
+    if continuation and (previous := continuation.previous(now_ns - 5 * MS, 8)):
+        assert 0 <= previous.frozen <= len(previous.rows) <= 8
+        assert np.isfinite(previous.rows).all()
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("safe_action", ["hold", "stop", "stop_trajectory"])
 def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
@@ -106,10 +115,6 @@ def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
                 assert machine.counters.safe["failed"] <= failed + 1
             ended = ended or (machine.state == SAFE and safe_action != "hold")
             machine.decision_due(now_ns)
-            continuation = machine.continuation(now_ns)
-            assert continuation is None or strategy == REAL_TIME_CHUNKING
-            if continuation and (previous := continuation.previous(now_ns - 5 * MS, 8)):
-                assert 0 <= previous.frozen <= len(previous.rows) <= 8
-                assert np.isfinite(previous.rows).all()
+            check_continuation(machine, now_ns)
         commands += sink.commands
     assert commands > 500
