@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from flashrt_core.c_interface import records
+from flashrt_core.guidance import GUIDANCE, PREVIOUS, Previous
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
@@ -123,6 +124,28 @@ def test_equal_bits(library_path: Path, options: LoadOptions, trials: int) -> No
         assert session.decide(noise=cases[1][1]).raw.tobytes() == by_python[1]
     finally:
         engine.close()
+
+
+def test_a_host_continues_chunks(library_path: Path) -> None:
+    """It writes both windows itself; they stay until it writes others."""
+    session = load(replace(TINY, prompt="pick up the cup", real_time_chunking=True))
+    observe(session, 80)
+    robot, dim = Robot(session), session.processor.action_dim
+    windows, noise = robot.windows(), robot.noise()
+    session.write(windows)
+    free = session.decide(noise=noise).raw.tobytes()
+    previous = Previous(np.ones((6, dim)), 2)
+    guided = session.act(noise=noise, previous=previous).raw.tobytes()
+    values = {name: session.buffers[name].numpy().copy() for name in (PREVIOUS, GUIDANCE)}
+    with session.export() as export:
+        host = Host(export)
+        assert decide(host, {**windows, **values}, noise) == guided != free
+        assert act(host, noise) == guided
+        assert host.write(GUIDANCE, 0 * values[GUIDANCE]) == api.OK
+        assert act(host, noise) == free
+        assert host.write(GUIDANCE, values[GUIDANCE]) == api.OK
+    assert session.act(noise=noise).raw.tobytes() == free, "in Python each says anew"
+    session.engine.close()
 
 
 def waiter(session: Session) -> Callable[[], object]:

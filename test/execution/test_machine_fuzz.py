@@ -46,8 +46,9 @@ class Recorder:
         assert self.open and np.isfinite(position).all()
 
 
-def check_continuation(machine: Machine, now_ns: int) -> None:
-    """What a decision would continue is what one can."""
+def check_pace(machine: Machine, now_ns: int) -> None:
+    """Ask for the next decision; what it would continue is what one can."""
+    machine.decision_due(now_ns)
     continuation = machine.continuation(now_ns)
     assert continuation is None or machine.config.strategy == REAL_TIME_CHUNKING
     if continuation and (previous := continuation.previous(now_ns - 5 * MS, 8)):
@@ -114,7 +115,6 @@ def test_whatever_happens_the_limits_hold_and_the_safe_action_is_in_time(
                     assert machine.state == (RUNNING if due and not facts.stale else SAFE)
                 assert machine.counters.safe["failed"] <= failed + 1
             ended = ended or (machine.state == SAFE and safe_action != "hold")
-            machine.decision_due(now_ns)
-            check_continuation(machine, now_ns)
+            check_pace(machine, now_ns)
         commands += sink.commands
     assert commands > 500
