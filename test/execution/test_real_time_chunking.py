@@ -19,6 +19,7 @@ from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
 from flashrt_ros.execution.chunk import Chunk
 from flashrt_ros.execution.machine import Facts, Machine
+from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING, REPLACE, STRATEGIES
 from flashrt_ros.parameters import build_config
 
 from .test_machine import MINIMAL, MS, NOW
@@ -120,8 +121,10 @@ def mean_jump(machine: Machine) -> float:
 @pytest.mark.parametrize("delay_ms", [30, 130, 280])
 def test_the_arm_does_not_jump_where_chunks_meet(session: Session, delay_ms: int) -> None:
     """With delays that put the rows of all chunks on one grid."""
-    plain, loose, none = drive(session, delay_ms * MS, strategy="replace")
-    guided, tight, some = drive(session, delay_ms * MS, strategy="real_time_chunking")
+    runs = {name: drive(session, delay_ms * MS, strategy=name) for name in STRATEGIES}
+    print({"delay_ms": delay_ms} | {name: mean_jump(run[0]) for name, run in runs.items()})
+    plain, loose, none = runs[REPLACE]
+    guided, tight, some = runs[REAL_TIME_CHUNKING]
     assert none == 0 and some >= guided.counters.chunks - 1, "all but the first"
     assert plain.counters.jump_max.min() > 0.2, "chunks of other noise differ: the test can fail"
     assert guided.counters.jump_max.max() < 1e-5, "what was kept is what goes on"
@@ -132,9 +135,9 @@ def test_rows_at_other_times_than_those_before_are_met_less_exactly(session: Ses
     """Between its rows a chunk is straight, and other chunks have theirs there. The rows of random
     weights are as rough as noise, so this is the worst that it does.
     """
-    plain = mean_jump(drive(session, 120 * MS, strategy="replace")[0])
-    guided = mean_jump(drive(session, 120 * MS, strategy="real_time_chunking")[0])
-    assert 1e-3 < guided < 0.5 * plain
+    jumps = {name: mean_jump(drive(session, 120 * MS, strategy=name)[0]) for name in STRATEGIES}
+    print({"delay_ms": 120} | jumps)
+    assert 1e-3 < jumps[REAL_TIME_CHUNKING] < 0.5 * jumps[REPLACE]
 
 
 def test_a_decision_that_is_later_than_expected_jumps_less_than_an_unguided_one(
@@ -142,20 +145,25 @@ def test_a_decision_that_is_later_than_expected_jumps_less_than_an_unguided_one(
 ) -> None:
     """Four rows late: the rows behind the kept ones still are near to those before."""
     late, soon = 280 * MS, 80 * MS
-    unguided = mean_jump(drive(session, late, soon, strategy="replace")[0])
     jumps = {
         decay: mean_jump(
-            drive(session, late, soon, strategy="real_time_chunking", rtc__decay=decay)[0]
+            drive(session, late, soon, strategy=REAL_TIME_CHUNKING, rtc__decay=decay)[0]
         )
         for decay in ("ones", "linear", "exponential", "zeros")
     }
-    assert list(jumps.values()) == sorted(jumps.values()), jumps
-    assert jumps["ones"] < 1e-5 and jumps["exponential"] < 0.6 * unguided, (jumps, unguided)
+    others = {
+        name: mean_jump(drive(session, late, soon, strategy=name)[0])
+        for name in STRATEGIES
+        if name != REAL_TIME_CHUNKING
+    }
+    print({"delay_ms": 280, "expected_ms": 80} | others | jumps)
+    assert list(jumps.values()) == sorted(jumps.values())
+    assert jumps["ones"] < 1e-5 and jumps["exponential"] < 0.6 * others[REPLACE]
 
 
 def test_what_is_scheduled_when_it_begins_counts(session: Session) -> None:
     """A continuation is a copy, and the safe action leaves nothing to continue."""
-    machine, _, _ = drive(session, 30 * MS, strategy="real_time_chunking")
+    machine, _, _ = drive(session, 30 * MS, strategy=REAL_TIME_CHUNKING)
     end_ns = NOW + int(SECONDS * 1e9)
     kept = machine.continuation(end_ns)
     assert kept is not None and kept.ready_ns == end_ns + 30 * MS
