@@ -1,0 +1,46 @@
+"""The task: what an evaluation needs to know before a scene is loaded, and its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .layout import INSTRUCTIONS, make_layout
+from .rendering import choose_backend
+from .robot import DT_S, JOINTS, VIEWS
+
+if TYPE_CHECKING:
+    from .episode import TabletopEpisode
+
+
+class Tabletop:
+    """Push the named block to the named side.
+
+    Attributes:
+        name: of the task.
+        dt_s: time from one row of a chunk to the next, seconds.
+        views: view slot of the policy -> key of the camera.
+        joint_names: of the state and of the targets, in order.
+        instructions: all that an episode may have.
+    """
+
+    name = "tabletop"
+    dt_s = DT_S
+    views: Mapping[str, str] = VIEWS
+    joint_names = JOINTS
+    instructions = INSTRUCTIONS
+
+    def start(self, seed: int) -> TabletopEpisode:
+        """The episode of a seed, which chooses scene and instruction.
+
+        Raises:
+            RenderingError: no OpenGL is installed; an episode without one could not be observed.
+        """
+        choose_backend()  # before MuJoCo is imported
+        from .episode import TabletopEpisode
+        from .scene import shared_scene
+
+        return TabletopEpisode(shared_scene(), make_layout(seed))
+
+
+TASK = Tabletop()
