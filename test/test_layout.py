@@ -210,7 +210,7 @@ def test_no_import_cycle() -> None:
 
 def sources() -> list[Path]:
     """Every Python file of the repository that is written by hand."""
-    folders = (*PACKAGES, "test", "tools", "launch", "docs")
+    folders = (*PACKAGES, "examples", "test", "tools", "launch", "docs")
     found = [ROOT / "setup.py", *(p for f in folders for p in (ROOT / f).rglob("*.py"))]
     assert len(found) > 20
     return found

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import mujoco
 import numpy as np
 
 from flashrt_core.errors import InputError
 from flashrt_core.policies.base import Observation
 
+from .backend import mujoco
 from .layout import SIDES, Array, Layout
 from .rendering import draw
 from .robot import ARM, JOINTS, PIXELS, VIEWS

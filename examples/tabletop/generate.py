@@ -24,7 +24,7 @@ from .recording import STORAGES, EpisodeWriter
 from .robot import ARM, DT_S, HORIZON
 from .task import TASK
 
-PERIOD_S = 0.2  # from one recorded moment to the next
+ROWS = 2  # of each plan that are executed: a moment is recorded every 0.2 s
 
 
 class Disturbance:
@@ -88,7 +88,7 @@ def record(seed: int, path: Path, storage: str = "mcap", *, disturbed: bool = Tr
             plan = expert.plan(episode)
             writer.moment(episode.observation(), plan)
             moved = disturbance.apply(plan, expert.shifted) if disturbed else plan
-            execute(episode, moved, DT_S, PERIOD_S)
+            execute(episode, moved, DT_S, ROWS)
     episode.close()
     return episode.success
 

@@ -14,7 +14,9 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 COLOURS = ("red", "green", "blue", "yellow")
 SIDES = {"left": -1.0, "right": 1.0}  # sign of y
-INSTRUCTIONS = tuple(f"push the {colour} block to the {side}" for colour in COLOURS for side in SIDES)
+INSTRUCTIONS = tuple(
+    f"push the {colour} block to the {side}" for colour in COLOURS for side in SIDES
+)
 
 BLOCK = 0.045  # edge, metres
 REGION = ((0.31, 0.49), (-0.14, 0.14))  # x and y of the blocks' centres, metres
@@ -53,8 +55,9 @@ def make_layout(seed: int) -> Layout:
     rng = np.random.default_rng([seed, 20])
     names = [COLOURS[i] for i in rng.permutation(len(COLOURS))[: rng.integers(2, 5)]]
     side = ("left", "right")[rng.integers(2)]
+    low, high = np.array(REGION).T
     while True:
-        spots = rng.uniform(*zip(*REGION, strict=True), (len(names), 2))
+        spots = rng.uniform(low, high, (len(names), 2))
         if _fits(spots, SIDES[side]):
             break
     yaws = rng.uniform(-0.25, 0.25, len(names))

@@ -1,7 +1,7 @@
 """Episodes as rosbag2: what the cameras and joints gave, and the expert's plan of each moment.
 
-Every message of a moment carries the same stamp, simulated time after a fixed epoch, and is recorded
-at it.
+Every message of a moment carries the same stamp, simulated time after a fixed epoch, and is
+recorded at it.
 """
 
 from __future__ import annotations

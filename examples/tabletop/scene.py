@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 
+from .backend import mujoco
 from .layout import BLOCK, COLOURS, Array, Layout
 from .robot import ARM, JOINTS
 
@@ -45,7 +45,7 @@ class Scene:
         self._diffuse = np.array(self.model.light_diffuse[self._lamp])
 
     def place(self, data: Any, layout: Layout, arm: Array) -> None:
-        """Bring ``data`` to the start of a layout, at rest, with the arm's joints [6] at ``arm``."""
+        """Bring ``data`` to the start of a layout, at rest, the arm's joints [6] at ``arm``."""
         mujoco.mj_resetData(self.model, data)
         joints = np.append(arm, layout.gripper)
         data.qpos[self.qpos] = joints
@@ -102,7 +102,7 @@ class Kinematics:
         return np.array(data.site_xpos[self._scene.tool]), off
 
     def step(self, arm: Array, move: Array, turn: Array) -> Array:
-        """Joints [6] after the tool moved by ``move`` [3] metres and turned by ``turn`` [3] radians.
+        """Joints [6] with the tool moved by ``move`` [3] metres and turned by ``turn`` [3] radians.
 
         Damped least squares at ``arm``, for which :meth:`tool` was asked last.
         """

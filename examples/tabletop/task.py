@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .layout import INSTRUCTIONS, make_layout
-from .rendering import choose_backend
 from .robot import DT_S, JOINTS, VIEWS
 
 if TYPE_CHECKING:
@@ -34,9 +33,8 @@ class Tabletop:
         """The episode of a seed, which chooses scene and instruction.
 
         Raises:
-            RenderingError: no OpenGL is installed; an episode without one could not be observed.
+            OptionError: MuJoCo is not installed.
         """
-        choose_backend()  # before MuJoCo is imported
         from .episode import TabletopEpisode
         from .scene import shared_scene
 
