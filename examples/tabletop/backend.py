@@ -25,7 +25,7 @@ class RenderingError(DeviceError):
     """There is no OpenGL to draw pictures with."""
 
 
-def _choose() -> str:
+def choose() -> str:
     """The user's MUJOCO_GL, else the first whose library is installed, else that for none."""
     chosen = os.environ.get("MUJOCO_GL", "").strip().lower()
     if chosen:
@@ -39,7 +39,7 @@ def _choose() -> str:
     return _NONE
 
 
-BACKEND = os.environ["MUJOCO_GL"] = _choose()
+BACKEND = os.environ["MUJOCO_GL"] = choose()
 # Software OpenGL starts a thread a core; pictures of a few thousand pixels are done before that.
 os.environ.setdefault("LP_NUM_THREADS", "1")
 

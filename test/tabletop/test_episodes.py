@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tabletop import TASK
+from tabletop import TASK, backend
 from tabletop.episode import SECONDS, TabletopEpisode
 from tabletop.execution import STEP_S, execute, targets
 from tabletop.expert import CONTACT, LOW, TRAVEL, Expert, velocity
@@ -200,6 +200,27 @@ def test_lines_between_rows() -> None:
     between = targets(chunk, DT_S, 2)
     assert between[:, 0] == pytest.approx(np.arange(10) * 0.2)
     assert targets(chunk, DT_S, HORIZON)[-1, 0] == HORIZON - 1, "the last row is held"
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "chosen"),
+    [
+        ("", ("libEGL.so.1", "libOSMesa.so.8"), "egl"),
+        ("", ("libOSMesa.so.8",), "osmesa"),
+        ("", (), "disable"),
+        (" EGL ", (), "egl"),
+    ],
+)
+def test_which_opengl_is_chosen(
+    asked: str, installed: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(library: str) -> None:
+        if library not in installed:
+            raise OSError(library)
+
+    monkeypatch.setenv("MUJOCO_GL", asked)
+    monkeypatch.setattr(backend.ctypes, "CDLL", find)
+    assert backend.choose() == chosen
 
 
 def test_physics_goes_on_without_opengl() -> None:
