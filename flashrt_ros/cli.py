@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from flashrt_core.errors import OptionError
 
@@ -121,6 +122,10 @@ def bench_node(
         Path | None,
         typer.Option(help="Parameter file of the node; none: the small policy, three cameras."),
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME:=VALUE, a parameter instead of the file's; repeatable."),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure.")] = 600.0,
     camera_hz: Annotated[float, typer.Option(help="Images a second of each camera.")] = 30.0,
     joint_hz: Annotated[float, typer.Option(help="Joint states a second.")] = 100.0,
@@ -155,6 +160,7 @@ def bench_node(
             raise OptionError(f"option '--{name}-hz'", expected="0.1 to 2000", got=rate)
     options = NodeBenchOptions(
         parameters=params,
+        changes=_values(changes or []),
         seconds=seconds,
         camera_hz=camera_hz,
         joint_hz=joint_hz,
@@ -165,6 +171,20 @@ def bench_node(
         output=output,
     )
     raise typer.Exit(run_node_bench(options, Reporter()))
+
+
+def _values(changes: list[str]) -> dict[str, object]:
+    """Parameters by name, their values as YAML says."""
+    found: dict[str, object] = {}
+    for change in changes:
+        name, mark, text = change.partition(":=")
+        try:
+            found[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            mark = ""
+        if not (name and mark):
+            raise OptionError("option '--set'", expected="NAME:=VALUE", got=f"'{change}'")
+    return found
 
 
 def _rate(text: str | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class NodeBenchOptions:
     """What to run; see ``flashrt bench node --help``."""
 
     parameters: Path | None = None
+    changes: Mapping[str, object] = field(default_factory=dict)  # parameters instead of the file's
     seconds: float = 600.0
     camera_hz: float = 30.0
     joint_hz: float = 100.0
@@ -49,6 +51,7 @@ def run_node_bench(options: NodeBenchOptions, reporter: Reporter) -> int:
         raise OptionError("option '--seconds'", expected="1 to 86400", got=options.seconds)
     output = None if options.output is None else check_output("--output", options.output)
     file = read_parameters(options.parameters or config_file("node_bench.yaml"))
+    file = file.changed(options.changes)
     if warning := use_shared_memory({}):
         reporter.say(f"note: {warning}")
     if file.outputs:

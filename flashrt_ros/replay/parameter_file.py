@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from flashrt_core.errors import OptionError
-from flashrt_ros.parameters import JOINTS, NodeConfig, build_config
+from flashrt_ros.parameters import JOINTS, NodeConfig, build_config, camera_keys, expand
 
 from .output import writing
 
@@ -73,6 +73,14 @@ class ParameterFile:
     def outputs(self) -> tuple[str, ...]:
         """Names of the parameters that are about the outputs, in order."""
         return tuple(name for name in self.values if name.split(".")[0] in _OUTPUT_GROUPS)
+
+    def changed(self, values: Mapping[str, Any]) -> ParameterFile:
+        """The same with other values, by full name; OptionError where the node refuses them."""
+        known = expand(camera_keys(self.values.get("cameras", ())))
+        if unknown := sorted(set(values) - set(known)):
+            raise OptionError(f"parameter '{unknown[0]}'", expected="one of docs/parameters.md")
+        merged = {**self.values, **values}
+        return ParameterFile(self.path, build_config(merged), merged)
 
     def write_without_outputs(self, path: Path) -> None:
         """Write what counts for the node, without :attr:`outputs`, as a parameter file.

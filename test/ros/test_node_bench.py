@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     command = [sys.executable, "-m", "flashrt_ros.cli", "bench", "node", "--output", str(output)]
     command += ["--seconds", "2", "--max-joints-lost", "50", "--max-cpu", "150"]
     command += ["--max-overhead", "0.001", "--max-growth", "40"]
+    command += ["--set", "camera.left.max_age_s:=0.25", "--set", "prompt:=wave"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert output.is_file(), done.stdout + done.stderr
     return done, json.loads(output.read_text())
@@ -50,6 +51,7 @@ def test_a_run_says_what_was_sent_and_what_became_of_it(report: dict[str, Any]) 
         assert values["lost"] == values["sent"] - values["received"]
         assert values["received"] == values["accepted"] + values["refused"]
         assert 0 < values["oldest_used_s"] <= values["max_age_s"]
+    assert report["inputs"]["left"]["max_age_s"] == 0.25, "set on the command line"
     decisions = report["decisions"]
     assert decisions["made"] >= 15 and decisions["made"] == decisions["received"]
     assert decisions["rate_hz"] == pytest.approx(10.0, abs=1.5)
@@ -104,6 +106,10 @@ def test_a_limit_that_does_not_hold_is_the_exit_status(run: Run) -> None:
         (("--size", "640"), "option '--size'"),
         (("--camera-hz", "0"), "option '--camera-hz'"),
         (("--params", os.devnull), "parameter file '/dev/null'"),
+        (("--set", "rate_hz"), "'--set': expected NAME:=VALUE, got 'rate_hz'"),
+        (("--set", "rate_hz:=[1"), "'--set': expected NAME:=VALUE"),
+        (("--set", "rate_hz:=fast"), "parameter 'rate_hz': expected float, got 'fast'"),
+        (("--set", "rate:=1.0"), "parameter 'rate': expected one of docs/parameters.md"),
     ],
 )
 def test_options_that_do_not_do_are_refused(arguments: tuple[str, ...], text: str) -> None:
