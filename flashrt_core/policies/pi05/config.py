@@ -160,7 +160,22 @@ TINY = Pi05Config(
     prompt_buckets=(32, 64, 128),
 )
 
-PRESETS: Mapping[str, Pi05Config] = {"base": BASE, "tiny": TINY}
+#: Small enough to be trained and to decide on a CPU: two 96-pixel cameras, one simple task.
+SMALL = Pi05Config(
+    preset="small",
+    vision=VisionConfig(width=128, depth=3, heads=8, ffn=384),
+    trunk=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=384),
+    expert=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=384),
+    image_size=96,
+    patch=12,
+    vocab=TINY_VOCAB,
+    action_dim=32,
+    horizon=10,
+    steps=10,
+    prompt_buckets=(64, 96, 128),
+)
+
+PRESETS: Mapping[str, Pi05Config] = {"base": BASE, "small": SMALL, "tiny": TINY}
 
 _LIMITS = {
     "image_size": (14, 1024),
@@ -183,7 +198,7 @@ def make_config(preset: str, **overrides: Any) -> Pi05Config:
     """The sizes of ``preset`` with single values replaced.
 
     Args:
-        preset: "base" or "tiny".
+        preset: "base", "small" or "tiny".
         overrides: field names of :class:`Pi05Config`; those of a part with its name in front
             (``trunk_depth=2``, ``vision_ffn=64``). ``numerics`` also takes the text that
             :func:`~.numerics.parse_numerics` reads.

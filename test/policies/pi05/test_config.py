@@ -119,5 +119,5 @@ def test_bad_overrides(overrides: dict[str, object], message: str) -> None:
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(OptionError, match="'preset': expected one of .'base', 'tiny'., got 'huge'"):
+    with pytest.raises(OptionError, match="'preset': expected one of .'base', 'small', 'tiny'., got 'huge'"):
         POLICY.config("huge")

@@ -20,7 +20,7 @@ def base_contract(precision: str = "bf16", views: tuple[str, ...] = TWO):  # typ
 
 def test_registered() -> None:
     assert find_policy("pi05") is POLICY
-    assert POLICY.presets == ("base", "tiny")
+    assert POLICY.presets == ("base", "small", "tiny")
 
 
 def test_inputs_stages_output() -> None:

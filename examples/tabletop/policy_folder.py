@@ -1,0 +1,103 @@
+"""A trained policy as LeRobot lays it out: weights, configuration, processors, statistics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import save_file
+from torch import Tensor
+
+from flashrt_core.checkpoint import FILE_NAME
+from flashrt_core.policies.pi05.config import Pi05Config
+from flashrt_core.policies.pi05.processors import FILES
+
+Array = np.ndarray[Any, Any]
+_NORM_MAP = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
+
+
+def save_policy(
+    folder: Path,
+    config: Pi05Config,
+    weights: Mapping[str, Tensor],
+    stats: Mapping[str, Array],
+    *,
+    views: Sequence[str],
+    joint_names: Sequence[str],
+    absolute: Sequence[str],
+) -> None:
+    """Writes everything that a deployment reads; each file is replaced as a whole.
+
+    Args:
+        folder: made where it is missing.
+        config: sizes; a loader needs its preset's name.
+        weights: by checkpoint name, stored in bfloat16.
+        stats: quantiles, ``observation.state.q01`` and so on.
+        views: cameras, in slot order.
+        joint_names: of state and actions.
+        absolute: parts of names of the joints whose actions are not relative to the state.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    side, size = config.image_size, len(joint_names)
+    inputs: dict[str, Any] = {
+        f"observation.images.{view}": {"type": "VISUAL", "shape": [3, side, side]} for view in views
+    }
+    inputs["observation.state"] = {"type": "STATE", "shape": [size]}
+    outputs = {"action": {"type": "ACTION", "shape": [size]}}
+    content = {
+        "type": "pi05",
+        "input_features": inputs,
+        "output_features": outputs,
+        "dtype": "float32",
+        "chunk_size": config.horizon,
+        "n_action_steps": config.horizon,
+        "num_inference_steps": config.steps,
+        "image_resolution": [side, side],
+        "tokenizer_max_length": config.trained_tokens,
+    }
+    _write_json(folder / "config.json", content)
+    normaliser = {"eps": 1e-8, "features": inputs | outputs, "norm_map": _NORM_MAP}
+    joints = {"exclude_joints": list(absolute), "action_names": list(joint_names)}
+    before = [
+        ("relative_actions_processor", {"enabled": True, **joints}),
+        ("normalizer_processor", normaliser),
+        ("pi05_prepare_state_tokenizer_processor_step", {}),
+    ]
+    after = [("unnormalizer_processor", normaliser), ("absolute_actions_processor", {"enabled": True})]
+    for name, steps in zip(FILES, (before, after), strict=True):
+        _write_processor(folder / name, steps, stats)
+    tokenizer = files("flashrt_core.policies.pi05").joinpath("tiny_tokenizer.model")
+    with as_file(tokenizer) as path:
+        shutil.copyfile(path, folder / "tokenizer.model")
+    stored = {
+        f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, value in weights.items()
+    }
+    # A name of its own first: whoever loads the folder meanwhile reads the old file or the new one.
+    fresh = folder / f"{FILE_NAME}.part"
+    save_file(stored, fresh, metadata={"format": "pt"})
+    fresh.replace(folder / FILE_NAME)
+
+
+def _write_processor(
+    path: Path, steps: Sequence[tuple[str, Mapping[str, Any]]], stats: Mapping[str, Array]
+) -> None:
+    described = []
+    for index, (kind, config) in enumerate(steps):
+        step: dict[str, Any] = {"registry_name": kind, "config": config}
+        if "normalizer" in kind:
+            step["state_file"] = f"{path.stem}_step_{index}_{kind}.safetensors"
+            save_arrays(dict(stats), path.parent / step["state_file"])
+        described.append(step)
+    _write_json(path, {"name": path.stem, "steps": described})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
