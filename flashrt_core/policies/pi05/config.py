@@ -163,16 +163,16 @@ TINY = Pi05Config(
 #: Small enough to be trained and to decide on a CPU: two 96-pixel cameras, one simple task.
 SMALL = Pi05Config(
     preset="small",
-    vision=VisionConfig(width=128, depth=3, heads=8, ffn=384),
+    vision=VisionConfig(width=128, depth=3, heads=4, ffn=384),
     trunk=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=384),
     expert=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=384),
     image_size=96,
-    patch=12,
+    patch=16,
     vocab=TINY_VOCAB,
     action_dim=32,
     horizon=10,
     steps=10,
-    prompt_buckets=(64, 96, 128),
+    prompt_buckets=(32, 64, 128),
 )
 
 PRESETS: Mapping[str, Pi05Config] = {"base": BASE, "small": SMALL, "tiny": TINY}
