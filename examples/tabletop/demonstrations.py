@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from flashrt_core.policies.pi05.config import Pi05Config
 from flashrt_core.policies.pi05.deployment import Details
 from flashrt_core.policies.pi05.normalisation import Statistics
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
+
+from .dataset import load as load_cache
+from .dataset import read_dataset
 
 Array = np.ndarray[Any, Any]
 
@@ -125,3 +129,23 @@ class Encoder:
         """The way back: network's range [N, H, D] and states [N, D] to robot units."""
         own = self._actions.restore(actions)
         return np.asarray(relative(own, -state, self._joints), np.float32)
+
+
+def load(path: Path) -> Demonstrations:
+    """Recordings below a folder (a cache of them is kept there), or a cache file.
+
+    Raises:
+        OptionError: neither is there, or one that cannot be used.
+        OutputError: the cache cannot be written.
+    """
+    found = load_cache(path) if path.is_file() else read_dataset(path, path / "cache.npz")
+    instructions = tuple(sorted(set(found.prompts)))
+    tasks = np.array([instructions.index(prompt) for prompt in found.prompts], np.int64)
+    return Demonstrations(
+        found.images,
+        found.state,
+        found.chunk,
+        tasks[found.episode],
+        found.episode.astype(np.int64),
+        instructions,
+    )

@@ -136,7 +136,7 @@ def close_unused(model: Pi05, joints: int) -> None:
 
 @torch.no_grad()
 def held_out(
-    model: Pi05, data: Samples, cast: Callable[[], Any], limit: int = 512
+    model: Pi05, data: Samples, cast: Callable[[], Any], limit: int = 256
 ) -> dict[str, float]:
     """Errors on decisions that are not trained on, with the same noise at every call.
 

@@ -59,8 +59,9 @@ class Pi05(nn.Module):
                                 "multi_modal_projector": nn.ModuleDict(
                                     {"linear": nn.Linear(config.vision.width, trunk.width)}
                                 ),
-                                "language_model": _stack(_TrunkLayer(trunk, last=last)
-                                                         for last in _last(trunk.depth)),
+                                "language_model": _stack(
+                                    _TrunkLayer(trunk, last=last) for last in _last(trunk.depth)
+                                ),
                             }
                         ),
                         "lm_head": nn.Embedding(config.vocab, trunk.width),
@@ -216,7 +217,9 @@ class _Gemma(nn.Module):
             }
         )
 
-    def mix(self, normal: Tensor, rope: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def mix(
+        self, normal: Tensor, rope: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+    ) -> Tensor:
         """Attention of rows [B, n, M, D] to keys [B, n, N, d]: all query heads share them, so the
         heads are rows too. ``rope`` [..., M, 1, d], ``mask`` [B, 1, 1, N].
         """
@@ -355,7 +358,9 @@ def _draw(model: Pi05) -> None:
             parameter.copy_(_waves(config.image_size // config.patch, parameter.shape[1]))
         elif parameter.dim() > 1:
             parameter.normal_(std=parameter[0].numel() ** -0.5)
-            if name.endswith(("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")):
+            if name.endswith(
+                ("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")
+            ):
                 layers = next((n for part, n in depth.items() if part in name), config.expert.depth)
                 parameter.mul_((2 * layers) ** -0.5)
         elif name.endswith("bias"):

@@ -70,7 +70,10 @@ def save_policy(
         ("normalizer_processor", normaliser),
         ("pi05_prepare_state_tokenizer_processor_step", {}),
     ]
-    after = [("unnormalizer_processor", normaliser), ("absolute_actions_processor", {"enabled": True})]
+    after = [
+        ("unnormalizer_processor", normaliser),
+        ("absolute_actions_processor", {"enabled": True}),
+    ]
     for name, steps in zip(FILES, (before, after), strict=True):
         _write_processor(folder / name, steps, stats)
     tokenizer = files("flashrt_core.policies.pi05").joinpath("tiny_tokenizer.model")

@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
     add("--float32", action="store_true", help="no bfloat16 in products")
     add("--compile", action="store_true", help="compile the network (CUDA)")
-    add("--threads", type=int, default=0, help="of torch on a CPU; 0: its choice")
+    add("--workers", type=int, default=1, help="parts of a batch that are computed side by side")
+    add("--threads", type=int, default=0, help="of each worker on a CPU; 0: torch's choice")
     add("--save-every", type=float, default=5.0, help="minutes between checkpoints")
     add("--resume", action="store_true", help="go on from the state beside the output")
     add("--seed", type=int, default=0, help="of weights, noise and order")
@@ -91,6 +93,12 @@ class Training:
         if options.resume:
             self._restore()
         self.train, self.test = self._data()
+        self._weights = list(self.model.parameters())
+        run = network(self.model)
+        self._network = torch.compile(run) if options.compile else run
+        # Threads with parts of the batch wait for each other once a step, those inside an operation
+        # at each: on a machine that others use too, that is most of the time.
+        self._workers = ThreadPoolExecutor(options.workers)
 
     @property
     def state_file(self) -> Path:
@@ -100,49 +108,54 @@ class Training:
 
     def run(self) -> None:
         """Steps until time or steps are over; the last checkpoint is that of the end."""
-        options = self.options
-        run = network(self.model)
-        if options.compile:
-            run = torch.compile(run)
         order = torch.empty(0, dtype=torch.int64)
         losses: list[torch.Tensor] = []
         last = time.monotonic()
         saved = said = self.seconds
         while (share := self._share()) < 1.0:
-            if len(order) < options.batch:
+            if len(order) < self.options.batch:
                 order = torch.randperm(len(self.train), generator=self.generator)
-            rows, order = order[: options.batch], order[options.batch :]
-            rate = options.rate * _schedule(share)
-            for group in self.optimiser.param_groups:
-                group["lr"] = rate
-            with self.cast():
-                loss = flow_loss(
-                    run,
-                    self.model,
-                    self.train.batch(rows),
-                    len(JOINTS),
-                    options.samples,
-                    self.generator,
-                    augment=True,
-                )
-            self.optimiser.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimiser.step()
-            self.step += 1
-            self.average.update(self.model, self.step)
-            losses.append(loss.detach())
+            rows, order = order[: self.options.batch], order[self.options.batch :]
+            rate = self.options.rate * _schedule(share)
+            losses.append(self._step(rows, rate))
             now = time.monotonic()
             self.seconds, last = self.seconds + now - last, now
             if self.seconds - said >= 30.0:
                 self._say(losses, rate)
                 losses, said = [], self.seconds
-            if self.seconds - saved >= 60.0 * options.save_every:
+            if self.seconds - saved >= 60.0 * self.options.save_every:
                 self.save()
                 saved = self.seconds
         if losses:
             self._say(losses, rate)
         self.save()
+
+    def _step(self, rows: torch.Tensor, rate: float) -> torch.Tensor:
+        """One step of the optimiser on the decisions ``rows``; the loss before it."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        parts = rows.chunk(self.options.workers)
+        seeds = torch.randint(1 << 60, (len(parts),), generator=self.generator).tolist()
+        found = list(self._workers.map(self._gradients, parts, seeds))
+        for parameter, *grads in zip(self._weights, *(grads for _, grads in found), strict=True):
+            parameter.grad = sum(grads[1:], grads[0]) / len(parts)
+        torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
+        self.optimiser.step()
+        self.step += 1
+        self.average.update(self.model, self.step)
+        return torch.stack([loss for loss, _ in found]).mean()
+
+    def _gradients(
+        self, rows: torch.Tensor, seed: int
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Loss on the decisions ``rows`` and its gradients; runs in a thread of its own."""
+        generator = torch.Generator().manual_seed(seed)
+        batch, samples = self.train.batch(rows), self.options.samples
+        with self.cast():
+            loss = flow_loss(
+                self._network, self.model, batch, len(JOINTS), samples, generator, augment=True
+            )
+        return loss.detach(), torch.autograd.grad(loss, self._weights)
 
     def save(self) -> None:
         """The policy of the averaged weights, its log, and the state of the run."""

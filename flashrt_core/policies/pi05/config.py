@@ -163,9 +163,9 @@ TINY = Pi05Config(
 #: Small enough to be trained and to decide on a CPU: two 96-pixel cameras, one simple task.
 SMALL = Pi05Config(
     preset="small",
-    vision=VisionConfig(width=128, depth=3, heads=4, ffn=384),
-    trunk=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=384),
-    expert=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=384),
+    vision=VisionConfig(width=128, depth=3, heads=4, ffn=256),
+    trunk=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=256),
+    expert=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=256),
     image_size=96,
     patch=16,
     vocab=TINY_VOCAB,
