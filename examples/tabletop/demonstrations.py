@@ -12,7 +12,7 @@ import numpy as np
 from flashrt_core.policies.base import Deployment, Observation, ProcessorOptions
 from flashrt_core.policies.pi05.config import Pi05Config
 from flashrt_core.policies.pi05.deployment import Details
-from flashrt_core.policies.pi05.normalisation import Statistics
+from flashrt_core.policies.pi05.normalisation import from_arrays
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
 
 from .dataset import load as load_cache
@@ -21,6 +21,7 @@ from .dataset import read_dataset
 Array = np.ndarray[Any, Any]
 
 _QUANTILES = {"q01": 0.01, "q99": 0.99}
+EPS = 1e-8  # instead of a range of 0
 #: A joint that hardly moved keeps a range of this width, in its own unit: otherwise rounding would
 #: be scaled up to the range of the others.
 _SPAN = 0.02
@@ -48,8 +49,14 @@ class Demonstrations:
 
     def take(self, rows: Array) -> Demonstrations:
         """Some of the decisions; ``rows`` [N] bool or indices."""
-        arrays = (self.images, self.state, self.chunk, self.task, self.episode)
-        return Demonstrations(*(array[rows] for array in arrays), instructions=self.instructions)
+        return Demonstrations(
+            self.images[rows],
+            self.state[rows],
+            self.chunk[rows],
+            self.task[rows],
+            self.episode[rows],
+            self.instructions,
+        )
 
     def split(self, share: float, seed: int) -> tuple[Demonstrations, Demonstrations]:
         """Two parts of whole episodes; the second has about ``share`` of them, at least one."""
@@ -95,15 +102,18 @@ class Encoder:
         views: tuple[str, ...],
     ) -> None:
         self._config, self._joints, self._views = config, tuple(joints), views
-        self._state, self._actions = (
-            Statistics(
-                "range",
-                *(stats[f"{feature}.{name}"].astype(np.float64) for name in _QUANTILES),
-                guarded=config.numerics.normalisation == "guarded",
+        guarded = config.numerics.normalisation == "guarded"
+        state, self._actions = (
+            from_arrays(
+                feature,
+                "quantiles",
+                {name: stats[f"{feature}.{name}"] for name in _QUANTILES},
+                guarded=guarded,
+                eps=EPS,
             )
             for feature in ("observation.state", "action")
         )
-        details = Details(self._state, self._actions, self._joints)
+        details = Details(state, self._actions, self._joints)
         size = len(self._joints)
         deployment = Deployment("lerobot", state_dim=size, action_dim=size, details=details)
         options = ProcessorOptions(views, size, size, deployment=deployment)

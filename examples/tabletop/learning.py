@@ -184,5 +184,5 @@ class Average:
         """Takes in the weights behind ``step``, counted from 1."""
         share = 1.0 - min(self._decay, (1 + step) / (10 + step))
         own = list(self.weights.values())
-        new = [value for value in model.state_dict().values()]
+        new = list(model.state_dict().values())
         torch._foreach_lerp_(own, new, share)

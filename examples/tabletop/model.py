@@ -8,7 +8,9 @@ this network equal to the reference that the engine is held to.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +97,7 @@ class Pi05(nn.Module):
             lengths: [B] int64, tokens of each prompt.
         """
         views = images.shape[1]
-        parts = self.paligemma_with_expert["paligemma"]
+        parts: Any = self.paligemma_with_expert["paligemma"]
         pixels = images.flatten(0, 1).permute(0, 3, 1, 2)
         rows = parts["model"]["vision_tower"]["vision_model"](pixels)
         rows = parts["model"]["multi_modal_projector"]["linear"](rows)
@@ -126,7 +128,8 @@ class Pi05(nn.Module):
         places = context.lengths[:, None] + torch.arange(samples.shape[2], device=samples.device)
         rope = self._rope[places][:, None, :, None]
         x = self.action_in_proj(samples)
-        x = self.paligemma_with_expert["gemma_expert"]["model"](x, cond, rope, context)
+        expert: Any = self.paligemma_with_expert["gemma_expert"]
+        x = expert["model"](x, cond, rope, context)
         return self.action_out_proj(x).float()
 
     def embed_times(self, times: Tensor) -> Tensor:
@@ -157,7 +160,7 @@ class _Tower(nn.Module):
                 "position_embedding": nn.Embedding(config.view_tokens, width),
             }
         )
-        self.encoder = _stack(
+        self.encoder: Any = _stack(
             _VisionLayer(config.vision, config.eps) for _ in range(config.vision.depth)
         )
         self.post_layernorm = nn.LayerNorm(width, config.eps)
@@ -262,7 +265,7 @@ class _TrunkLayer(_Gemma):
 class _Expert(nn.Module):
     def __init__(self, sizes: GemmaConfig, eps: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_ExpertLayer(sizes) for _ in range(sizes.depth))
+        self.layers: Any = nn.ModuleList(_ExpertLayer(sizes) for _ in range(sizes.depth))
         self.norm = _Modulation(sizes.width)
         self.eps = eps
 
@@ -314,8 +317,8 @@ class _Gain(nn.Module):
         return F.rms_norm(x, x.shape[-1:], 1.0 + self.weight, eps)
 
 
-def _stack(layers: object) -> nn.ModuleDict:
-    return nn.ModuleDict({"layers": nn.ModuleList(layers)})  # type: ignore[arg-type]
+def _stack(layers: Iterable[nn.Module]) -> nn.ModuleDict:
+    return nn.ModuleDict({"layers": nn.ModuleList(layers)})
 
 
 def _last(depth: int) -> list[bool]:
@@ -337,6 +340,9 @@ def _turn(x: Tensor, rope: Tensor) -> Tensor:
     cos, sin = rope.chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+_INTO_STREAM = ("self_attn.out_proj", "self_attn.o_proj", "mlp.fc2", "mlp.down_proj")
 
 
 @torch.no_grad()

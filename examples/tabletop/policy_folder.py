@@ -19,7 +19,10 @@ from flashrt_core.checkpoint import FILE_NAME
 from flashrt_core.policies.pi05.config import Pi05Config
 from flashrt_core.policies.pi05.processors import FILES
 
+from .demonstrations import EPS
+
 Array = np.ndarray[Any, Any]
+Step = Mapping[str, Any]
 _NORM_MAP = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
 
 
@@ -63,14 +66,14 @@ def save_policy(
         "tokenizer_max_length": config.trained_tokens,
     }
     _write_json(folder / "config.json", content)
-    normaliser = {"eps": 1e-8, "features": inputs | outputs, "norm_map": _NORM_MAP}
-    joints = {"exclude_joints": list(absolute), "action_names": list(joint_names)}
-    before = [
+    normaliser: Step = {"eps": EPS, "features": inputs | outputs, "norm_map": _NORM_MAP}
+    joints: Step = {"exclude_joints": list(absolute), "action_names": list(joint_names)}
+    before: list[tuple[str, Step]] = [
         ("relative_actions_processor", {"enabled": True, **joints}),
         ("normalizer_processor", normaliser),
         ("pi05_prepare_state_tokenizer_processor_step", {}),
     ]
-    after = [
+    after: list[tuple[str, Step]] = [
         ("unnormalizer_processor", normaliser),
         ("absolute_actions_processor", {"enabled": True}),
     ]
@@ -90,7 +93,7 @@ def save_policy(
 
 
 def _write_processor(
-    path: Path, steps: Sequence[tuple[str, Mapping[str, Any]]], stats: Mapping[str, Array]
+    path: Path, steps: Sequence[tuple[str, Step]], stats: Mapping[str, Array]
 ) -> None:
     described = []
     for index, (kind, config) in enumerate(steps):

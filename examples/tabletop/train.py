@@ -40,11 +40,12 @@ _LAST_RATE = 0.02  # of the learning rate, at the end
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, and save now and then."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(words)
     torch.manual_seed(options.seed)
     if options.threads:
         torch.set_num_threads(options.threads)
-    Training(options).run()
+    Training(options, _command(words)).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 class Training:
     """A run: data, network, optimiser and their state."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, command: str) -> None:
         self.options = options
         self.device = _device(options.device)
         self.config = make_config(options.preset, numerics="lerobot")
@@ -89,7 +90,7 @@ class Training:
         self.average = Average(self.model, options.average)
         self.step, self.seconds = 0, 0.0
         self.stats: dict[str, Any] = {}
-        self.log = TrainingLog(shlex.join(["python", "-m", "tabletop.train", *sys.argv[1:]]))
+        self.log = TrainingLog(command)
         if options.resume:
             self._restore()
         self.train, self.test = self._data()
@@ -227,6 +228,12 @@ class Training:
         )
 
 
+def _command(words: list[str]) -> str:
+    """How the run was called, for the log; of paths from the root the last part."""
+    short = (Path(word).name if word.startswith("/") else word for word in words)
+    return shlex.join(["python", "-m", "tabletop.train", *short])
+
+
 def _schedule(share: float) -> float:
     """Factor on the learning rate: up, then half a cosine down."""
     if share < _WARM_UP:
@@ -237,7 +244,8 @@ def _schedule(share: float) -> float:
 
 def _optimiser(model: Pi05, options: argparse.Namespace) -> torch.optim.Optimizer:
     """AdamW; only matrices decay, and of them no table of rows."""
-    matrices, others = [], []
+    matrices: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
         table = "embedding.weight" in name or "lm_head" in name
         (others if parameter.dim() < 2 or table else matrices).append(parameter)

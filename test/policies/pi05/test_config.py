@@ -119,5 +119,6 @@ def test_bad_overrides(overrides: dict[str, object], message: str) -> None:
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(OptionError, match="'preset': expected one of .'base', 'small', 'tiny'., got 'huge'"):
+    known = "'preset': expected one of .'base', 'small', 'tiny'., got 'huge'"
+    with pytest.raises(OptionError, match=known):
         POLICY.config("huge")
