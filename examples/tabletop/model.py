@@ -47,6 +47,8 @@ class Pi05(nn.Module):
     Weights are drawn for training from scratch: gates of the expert open, its modulation off.
     """
 
+    _rope: Tensor
+
     def __init__(self, config: Pi05Config) -> None:
         super().__init__()
         self.config = config
