@@ -1,1 +1,8 @@
-"""A table with coloured blocks, an arm that pushes them, and a policy that learns to."""
+"""Push a coloured block to a side: a MuJoCo scene, its expert, and recordings of it.
+
+``TASK`` is made without loading MuJoCo; a scene is loaded and a renderer opened at the first use.
+"""
+
+from .task import TASK, Tabletop
+
+__all__ = ["TASK", "Tabletop"]

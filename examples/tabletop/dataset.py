@@ -11,13 +11,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 from PIL import Image
-from rosbags.typesys import Stores, get_typestore
 
 from flashrt_core.errors import OptionError
 from flashrt_core.outputs import whole_file
-from flashrt_ros.replay.bag import Bag
 
-from .recording import IMAGES, PLANS, PROMPTS, STATES, TOPICS
 from .robot import HORIZON, JOINTS, PIXELS
 
 _Any = np.ndarray[Any, Any]
@@ -57,6 +54,13 @@ def read_episode(path: Path) -> Dataset:
     Raises:
         OptionError: no bag, a damaged one, or one that is no recording of this task.
     """
+    # Here, so that caches can be read where no bag is: on a GPU machine without rosbags.
+    from rosbags.typesys import Stores, get_typestore
+
+    from flashrt_ros.replay.bag import Bag
+
+    from .recording import IMAGES, PLANS, PROMPTS, STATES, TOPICS
+
     store: Any = get_typestore(Stores.ROS2_JAZZY)
     moments: dict[int, dict[str, Any]] = {}
     prompt = ""
