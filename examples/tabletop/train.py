@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=1, help="parts of a batch that are computed side by side")
     add("--threads", type=int, default=0, help="of each worker on a CPU; 0: torch's choice")
     add("--save-every", type=float, default=5.0, help="minutes between checkpoints")
+    add("--no-figure", action="store_true", help="draw none, where matplotlib is not installed")
     add("--resume", action="store_true", help="go on from the state beside the output")
     add("--seed", type=int, default=0, help="of weights, noise and order")
     return parser
@@ -99,7 +100,8 @@ class Training:
         self._network = torch.compile(run) if options.compile else run
         # Threads with parts of the batch wait for each other once a step, those inside an operation
         # at each: on a machine that others use too, that is most of the time.
-        self._workers = ThreadPoolExecutor(options.workers)
+        count = options.workers
+        self._map = map if count == 1 else ThreadPoolExecutor(count).map
 
     @property
     def state_file(self) -> Path:
@@ -137,7 +139,7 @@ class Training:
             group["lr"] = rate
         parts = rows.chunk(self.options.workers)
         seeds = torch.randint(1 << 60, (len(parts),), generator=self.generator).tolist()
-        found = list(self._workers.map(self._gradients, parts, seeds))
+        found = list(self._map(self._gradients, parts, seeds))
         for parameter, *grads in zip(self._weights, *(grads for _, grads in found), strict=True):
             parameter.grad = sum(grads[1:], grads[0]) / len(parts)
         torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
@@ -172,7 +174,7 @@ class Training:
             joint_names=JOINTS,
             absolute=ABSOLUTE,
         )
-        self.log.save(self.options.output)
+        self.log.save(self.options.output, figure=not self.options.no_figure)
         state = {
             "model": self.model.state_dict(),
             "average": self.average.weights,

@@ -72,10 +72,10 @@ class TrainingLog:
         last = self.content["held_out"][-1]
         return f"held out {last['loss']:.4f}, actions {last['action']:.4f} {last['first']:.4f}"
 
-    def save(self, folder: Path) -> None:
-        """Writes the numbers and the figure."""
+    def save(self, folder: Path, *, figure: bool = True) -> None:
+        """Writes the numbers, and the figure where it is wanted."""
         (folder / NAME).write_text(json.dumps(self.content, indent=1) + "\n")
-        if self.content["points"]:
+        if figure and self.content["points"]:
             self._draw(folder / FIGURE)
 
     def _draw(self, path: Path) -> None:
