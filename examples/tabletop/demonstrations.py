@@ -59,10 +59,13 @@ class Demonstrations:
         )
 
     def split(self, share: float, seed: int) -> tuple[Demonstrations, Demonstrations]:
-        """Two parts of whole episodes; the second has about ``share`` of them, at least one."""
+        """Two parts of whole episodes; the second has about ``share`` of them, at least one.
+
+        An episode's part depends on its index alone: it stays when more are recorded.
+        """
         episodes = np.unique(self.episode)
-        held = max(1, round(share * len(episodes)))
-        chosen = np.random.default_rng(seed).permutation(episodes)[:held]
+        lots = np.array([np.random.default_rng([seed, at]).random() for at in episodes])
+        chosen = episodes[lots < max(share, lots.min(initial=1.0) + 1e-12)]
         apart = np.isin(self.episode, chosen)
         return self.take(~apart), self.take(apart)
 

@@ -1,6 +1,6 @@
 """Train π0.5 on recordings of the task, by flow matching, from nothing.
 
-    python -m tabletop.train --data recordings --output policy --minutes 60
+    python -m tabletop.train --data recordings --output policy --minutes 30
 
 Writes a folder that the engine loads (LeRobot's layout), its log and the figure of the loss; and
 beside it what a later call with ``--resume`` goes on from.
@@ -54,13 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, required=True, help="folder of recordings, or a cache file (.npz)")
     add("--output", type=Path, required=True, help="folder of the policy")
     add("--preset", choices=sorted(PRESETS), default="small", help="sizes of the network")
-    add("--minutes", type=float, default=60.0, help="how long to train")
+    add("--minutes", type=float, default=30.0, help="how long to train")
     add("--steps", type=int, default=1 << 30, help="most steps")
-    add("--batch", type=int, default=64, help="decisions a step")
+    add("--batch", type=int, default=32, help="decisions a step")
     add("--samples", type=int, default=4, help="noisy samples of each decision a step")
     add("--rate", type=float, default=1e-3, help="highest learning rate")
     add("--decay", type=float, default=0.02, help="weight decay")
-    add("--average", type=float, default=0.998, help="share that the averaged weights keep a step")
+    add("--average", type=float, default=0.999, help="share that the averaged weights keep a step")
     add("--held-out", type=float, default=0.03, help="share of the episodes not trained on")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
     add("--float32", action="store_true", help="no bfloat16 in products")

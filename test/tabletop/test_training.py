@@ -149,10 +149,19 @@ def test_statistics_of_a_joint_that_rests_leave_room() -> None:
     assert np.all(stats["action.q99"] - stats["action.q01"] >= 0.02 - 1e-6)
 
 
-def test_parts_are_whole_episodes(trained: Path) -> None:
-    first, second = load(trained / "data.npz").split(0.25, seed=3)
+def test_parts_are_whole_episodes_and_stay() -> None:
+    def episodes(count: int) -> Demonstrations:
+        rows = np.repeat(np.arange(count), 3)
+        zeros = np.zeros((3 * count, 7), np.float32)
+        return Demonstrations(zeros, zeros, zeros, rows, rows, PROMPTS)
+
+    first, second = episodes(400).split(0.1, seed=3)
     assert not set(first.episode) & set(second.episode)
-    assert (len(first.state), len(second.state)) == (18, 6)
+    assert len(first.state) + len(second.state) == 1200
+    assert 20 < len(set(second.episode)) < 60
+    fewer = episodes(200).split(0.1, seed=3)[1]
+    assert set(fewer.episode) == {at for at in second.episode.tolist() if at < 200}
+    assert len(episodes(2).split(0.0, seed=3)[1].state) == 3
 
 
 def test_times_follow_their_distribution() -> None:
