@@ -23,7 +23,7 @@ class LoadOptions:
 
     Attributes:
         policy: name in the registry.
-        preset: sizes (``base`` the real ones, ``tiny`` for machines without a GPU).
+        preset: sizes (``base`` the real ones, ``small`` and ``tiny`` for machines without a GPU).
         checkpoint: ``random:<seed>``, ``outliers:<seed>`` (the same with outlier channels), or a
             checkpoint folder (or its weights file alone). In every path ``~`` stands for the home
             folder.

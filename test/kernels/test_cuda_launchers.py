@@ -130,9 +130,10 @@ def test_raw_images_launch_as_declared() -> None:
     assert "image_patches_bf16" not in kernels
 
 
-def test_small_widths_launch_as_declared() -> None:
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_small_widths_launch_as_declared(preset: str) -> None:
     launcher = CheckingLauncher()
-    launch_policy("tiny", 2, launcher)
+    launch_policy(preset, 2, launcher)
     assert "attention_rows_bf16" in [launch.kernel for launch in launcher.launches]
 
 
