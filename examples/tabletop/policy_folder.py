@@ -82,14 +82,18 @@ def save_policy(
     tokenizer = files("flashrt_core.policies.pi05").joinpath("tiny_tokenizer.model")
     with as_file(tokenizer) as path:
         shutil.copyfile(path, folder / "tokenizer.model")
+    _write_weights(folder / FILE_NAME, weights)
+
+
+def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     stored = {
         f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous()
         for name, value in weights.items()
     }
     # A name of its own first: whoever loads the folder meanwhile reads the old file or the new one.
-    fresh = folder / f"{FILE_NAME}.part"
+    fresh = path.with_name(f"{path.name}.part")
     save_file(stored, fresh, metadata={"format": "pt"})
-    fresh.replace(folder / FILE_NAME)
+    fresh.replace(path)
 
 
 def _write_processor(
