@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "make_plan",
     "precision_of",
+    "processor_of",
     "qualifier",
     "start",
 ]
@@ -243,6 +244,12 @@ def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
     choice = _choose(options)
     source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
     return choice.policy.qualifier(choice.config, source, place)
+
+
+def processor_of(options: LoadOptions) -> Processor:
+    """The host-side transforms that :func:`load` would use; errors as there."""
+    options = checked(options)
+    return _processor(options, _choose(options))
 
 
 def _processor(options: LoadOptions, choice: _Choice) -> Processor:

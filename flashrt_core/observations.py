@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from .errors import InputError, OptionError
 from .images import Frame
+from .outputs import whole_file
 from .policies.base import Observation
 from .session import SEEDS
 
@@ -75,13 +76,37 @@ def read_observations(path: Path, views: tuple[str, ...]) -> Iterator[Sample]:
         yield str(prompt), Observation(images, state)
 
 
+def write_observations(samples: Sequence[Sample], path: Path) -> None:
+    """Write what :func:`read_observations` reads, whole or not at all.
+
+    Raises:
+        InputError: there are none, or their images or states are not of one size.
+        OutputError: the file system refuses.
+    """
+    if not samples:
+        raise InputError("observations to write", expected="at least one", got="none")
+    arrays: dict[str, Any] = {"prompt": np.array([prompt for prompt, _ in samples])}
+    try:
+        for view in samples[0][1].images:
+            arrays[f"image.{view}"] = np.stack([_pixels(each.images[view]) for _, each in samples])
+        if samples[0][1].state is not None:
+            arrays["state"] = np.stack([np.asarray(each.state) for _, each in samples])
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            "observations to write", expected="the same views and sizes in all", got=error
+        ) from error
+    with whole_file("observations", path) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def _pixels(image: Array | Frame) -> Array:
+    return image.rgb() if isinstance(image, Frame) else image
+
+
 def digest_of(sample: Sample) -> str:
     """SHA-256 of a prompt and an observation, whatever its stamp and the layout of its images."""
     prompt, observation = sample
-    parts = {
-        f"image.{view}": image.rgb() if isinstance(image, Frame) else image
-        for view, image in sorted(observation.images.items())
-    }
+    parts = {f"image.{view}": _pixels(image) for view, image in sorted(observation.images.items())}
     if observation.state is not None:
         parts["state"] = np.asarray(observation.state, np.float32)
     layout = [(name, list(part.shape), str(part.dtype)) for name, part in parts.items()]

@@ -24,6 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_core.__main__", "flashrt_core.cli"),
     ("flashrt_core.fidelity.figure",),
     ("flashrt_core.terminal",),
+    ("flashrt_core.evaluation",),
     ("flashrt_core.bench",),
     ("flashrt_core.calibration.run",),
     ("flashrt_core.load",),

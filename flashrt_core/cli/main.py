@@ -20,6 +20,7 @@ from ..specs import BufferSpec, Role
 from ..terminal import USER_ERROR, run_command, terminal_or_file
 from .bench import bench_app
 from .calibrate import calibrate_command
+from .eval import eval_command
 from .options import AsJson, takes_plan
 from .qualify import qualify_command
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command("qualify")(qualify_command)
 app.add_typer(bench_app, name="bench")
 app.command("calibrate")(calibrate_command)
+app.command("eval")(eval_command)
 
 
 @app.command()

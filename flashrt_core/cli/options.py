@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +108,9 @@ def takes_plan(
 
         # typer reads what a command takes from these.
         run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = Signature([*plan, *own])  # type: ignore[attr-defined]
+        # What must be given stands first there, as in any signature.
+        taken = sorted((*plan, *own), key=lambda each: each.default is not Parameter.empty)
+        run.__signature__ = Signature(taken)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in (*plan, *own)}
         return run
 

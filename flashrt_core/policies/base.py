@@ -172,6 +172,9 @@ class Qualifier(Protocol):
         was made from, ``noise`` and raw ``actions`` those of the decision.
         """
 
+    def actions(self, values: Mapping[str, Array], noise: Array) -> Array:
+        """The raw actions [H, padded action dim] float32 alone, of windows and noise."""
+
 
 class Policy(Protocol):
     """One policy family."""

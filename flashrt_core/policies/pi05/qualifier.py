@@ -48,6 +48,11 @@ class Pi05Qualifier:
             self._last = kept, self._reference.context(images, tokens)
         return self._last[1]
 
+    def actions(self, values: Mapping[str, Array], noise: Array) -> Array:
+        """The decision on windows of an observation: raw actions [H, A] float32."""
+        context = self._context(values, int(values["prompt_length"][0]))
+        return np.asarray(self._reference.finish(context, noise).actions.float().cpu())
+
     def products(
         self,
         read: Callable[[str], Array],

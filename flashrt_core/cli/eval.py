@@ -1,0 +1,181 @@
+"""``flashrt eval``: whether a policy does its task in simulation, tier by tier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..bench.report import write_json
+from ..errors import OptionError
+from ..evaluation.command import EvalOptions, Result, plan_for, run_eval
+from ..evaluation.rollout import Outcome
+from ..evaluation.task import EVALUATION_SEED, find_task
+from ..evaluation.tiers import Starts
+from ..load import LoadOptions
+from ..outputs import check_output
+from ..terminal import terminal_or_file
+from .options import AsJson, Plans, option, takes_plan
+
+FAILED = 1  # exit status where bits that are promised to be equal are not
+
+
+@dataclass(frozen=True)
+class RosOptions:
+    """What a run through the node needs beside the options of a direct one.
+
+    Attributes:
+        strategies: ``execution.strategy``, one or several separated by commas.
+        added_delay_ms: by which every decision takes longer; likewise.
+        camera_hz: images a second.
+        params: parameter file of the node; None: the task's, or one made of it.
+        domain: DDS domain; None: a private one.
+        log: folder for the node's logs; None: none is kept.
+    """
+
+    strategies: str = "replace"
+    added_delay_ms: str = "0"
+    camera_hz: float = 25.0
+    params: Path | None = None
+    domain: int | None = None
+    log: Path | None = None
+
+
+#: Runs episodes through a node. Set where ROS is.
+RosRunner = Callable[[EvalOptions, RosOptions, Callable[[str, int], "Told"]], Result]
+Told = Callable[[Outcome | None], None]
+ros_runners: list[RosRunner] = []
+
+TaskName = Annotated[str, typer.Argument(help="A shipped task, or a task's package folder.")]
+PolicyOption = Annotated[str, option("Policy, by registry name.")]
+Checkpoint = Annotated[str, option("Checkpoint folder or random:<seed>; empty: the task's own.")]
+Sizes = Annotated[str, option("Sizes; empty: as the task says.")]
+Episodes = Annotated[int, option("Starts; each is run by every tier.", 1)]
+FirstSeed = Annotated[int, option("Seed of the first start; the others follow it.", 0)]
+Rows = Annotated[int, option("Rows of a chunk that are executed before the next decision.", 1)]
+Errors = Annotated[int, option("Starts whose decisions all tiers make, for joint errors.", 0)]
+Place = Annotated[str, option("Where torch computes the reference: cpu or cuda.")]
+Reference = Annotated[bool, option("Run the reference too; else the first plan is compared with.")]
+Forks = Annotated[int, option("Rollouts of one state, of which the best is taken; 0: none.", 0)]
+ForkAt = Annotated[int, option("Decision at which they fork.", 0)]
+Resume = Annotated[bool, option("Save in mid-episode, run another, restore; compare bits.")]
+Observations = Annotated[Path | None, option("Write what was decided on: .npz for calibrate.")]
+Output = Annotated[Path | None, option("JSON file.")]
+Ros = Annotated[bool, option("Through the node: it and the simulator as processes, real time.")]
+Strategy = Annotated[str, option("--ros: execution.strategy; several with commas.")]
+AddedDelay = Annotated[str, option("--ros: ms that a decision takes longer; several with commas.")]
+CameraHz = Annotated[float, option("--ros: images a second of each camera.", 0.5)]
+Params = Annotated[Path | None, option("--ros: parameter file of the node.")]
+Domain = Annotated[int | None, option("--ros: DDS domain; without it a private one.")]
+Log = Annotated[Path | None, option("--ros: folder for logs of node and simulator.")]
+
+
+@takes_plan(
+    without=("policy", "checkpoint", "preset", "views", "state_dim", "action_dim"),
+    precision={"annotation": Plans},
+)
+def eval_command(
+    options: LoadOptions,
+    task: TaskName,
+    policy: PolicyOption = "pi05",
+    checkpoint: Checkpoint = "",
+    preset: Sizes = "",
+    episodes: Episodes = 50,
+    first_seed: FirstSeed = EVALUATION_SEED,
+    replan_rows: Rows = 5,
+    error_episodes: Errors = 20,
+    reference: Reference = True,
+    reference_device: Place = "cpu",
+    forks: Forks = 0,
+    fork_at: ForkAt = 0,
+    resume: Resume = False,
+    observations: Observations = None,
+    ros: Ros = False,
+    strategy: Strategy = RosOptions.strategies,
+    added_delay: AddedDelay = RosOptions.added_delay_ms,
+    camera_hz: CameraHz = RosOptions.camera_hz,
+    params: Params = None,
+    domain: Domain = None,
+    log: Log = None,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Run a policy in simulation: success rates on the same starts, and errors of actions.
+
+    On the engine in step mode, or with --ros through the node in real time. Exit status 1 where
+    bits that are promised to be equal are not.
+    """
+    output = output and check_output("--output", output)
+    observations = observations and check_output("--observations", observations)
+    found = find_task(task)
+    asked = EvalOptions(
+        found,
+        plan_for(found, options, policy, checkpoint, preset),
+        Starts(episodes, first_seed, replan_rows, error_episodes),
+        reference=reference_device if reference else "",
+        forks=forks,
+        fork_at=fork_at,
+        resume=resume,
+        observations=observations,
+    )
+    with episode_bars() as progress:
+        if ros:
+            through = RosOptions(strategy, added_delay, camera_hz, params, domain, log)
+            result = ros_runner()(asked, through, progress)
+        else:
+            result = run_eval(asked, progress)
+    show(result, as_json, output)
+
+
+def show(result: Result, as_json: bool, output: Path | None) -> None:
+    """JSON or tables, and the file; Exit where a promise was broken."""
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=1))
+    else:
+        result.show(terminal_or_file())
+    if output is not None:
+        write_json(result.as_dict(), output)
+    if not result.passed:
+        raise typer.Exit(FAILED)
+
+
+def ros_runner() -> RosRunner:
+    """What runs episodes through a node; OptionError without ROS."""
+    if not ros_runners:
+        raise OptionError(
+            "option '--ros'",
+            expected="the flashrt command of a ROS environment",
+            got="the core alone",
+            remedy="source your workspace and run flashrt",
+        )
+    return ros_runners[0]
+
+
+@contextmanager
+def episode_bars() -> Iterator[Callable[[str, int], Told]]:
+    """A bar a tier on stderr, where that is a terminal, with the successes so far."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
+    last = (TimeElapsedColumn(), TextColumn("{task.fields[note]}", style="dim"))
+    quiet = not console.is_terminal
+    with Progress(*columns, *last, console=console, disable=quiet) as bars:
+
+        def begin(title: str, total: int) -> Told:
+            bar, done = bars.add_task(title, total=total, note=""), [0, 0]
+
+            def told(outcome: Outcome | None) -> None:
+                done[0] += 1
+                done[1] += outcome is not None and outcome.success
+                note = "" if outcome is None else f"{done[1]} of {done[0]} done"
+                bars.update(bar, advance=1, note=note)
+
+            return told
+
+        yield begin

@@ -1,0 +1,98 @@
+"""Results of an evaluation: plain values for JSON, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .branches import Forks, Resumption
+from .statistics import Rate
+from .tiers import Tier
+
+
+def tier_values(tier: Tier) -> dict[str, Any]:
+    """A tier for JSON."""
+    values = asdict(tier)
+    values["by_instruction"] = {
+        name: {"successes": won, "total": total}
+        for name, (won, total) in tier.by_instruction.items()
+    }
+    values["joints"] = {each.pop("name"): each for each in values["joints"]}
+    return values
+
+
+def fork_values(forks: Forks) -> dict[str, Any]:
+    """The fork experiment for JSON."""
+    return asdict(forks)
+
+
+def resumption_values(found: Resumption) -> dict[str, Any]:
+    """The experiment of an interrupted episode for JSON."""
+    return asdict(found) | {"bit_identical": found.bit_identical}
+
+
+def percent(rate: Rate) -> tuple[str, str]:
+    """A rate and its interval, in per cent."""
+    return f"{100 * rate.rate:.1f}", f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"
+
+
+def show_tiers(tiers: Sequence[Tier], console: Console) -> None:
+    """A line a tier; then the error of each joint."""
+    table = Table(box=SIMPLE_HEAD, header_style="dim")
+    for column in ("decided by", "success %", "95 %", "of", "mean score", "ms a decision"):
+        table.add_column(column, justify="left" if column == "decided by" else "right")
+    for column in ("difference", "95 %", "lost", "won", "p"):
+        table.add_column(column, justify="right")
+    for tier in tiers:
+        rate, interval = percent(tier.success)
+        row = [tier.name, rate, interval, str(tier.success.total), f"{tier.mean_score:.3f}"]
+        row.append(f"{tier.mean_decide_ms:.1f}")
+        if (paired := tier.paired) is not None:
+            row.append(f"{100 * paired.difference:+.1f}")
+            row.append(f"{100 * paired.low:+.1f} to {100 * paired.high:+.1f}")
+            row += [str(paired.only_first), str(paired.only_second), f"{paired.p_value:.2g}"]
+        table.add_row(*row)
+    console.print(table)
+    erring = [tier for tier in tiers if tier.joints]
+    if not erring:
+        return
+    table = Table(box=SIMPLE_HEAD, header_style="dim", title="error of actions, rms (largest)")
+    table.add_column("joint")
+    for tier in erring:
+        table.add_column(tier.name, justify="right")
+    for row_index, joint in enumerate(erring[0].joints):
+        cells = [tier.joints[row_index] for tier in erring]
+        table.add_row(joint.name, *(f"{cell.rms:.2g} ({cell.largest:.2g})" for cell in cells))
+    console.print(table)
+
+
+def show_forks(forks: Forks, console: Console) -> None:
+    """One rollout against the best of several."""
+    table = Table(box=SIMPLE_HEAD, header_style="dim")
+    for column in ("rollouts of one state", "success %", "95 %", "mean score"):
+        table.add_column(column, justify="left" if column.startswith("roll") else "right")
+    table.add_row("single", *percent(forks.single), f"{forks.single_score:.3f}")
+    table.add_row(f"best of {forks.forks}", *percent(forks.best), f"{forks.best_score:.3f}")
+    console.print(table)
+    paired = forks.paired
+    console.print(
+        f"the better branch won {paired.only_second} starts that the single rollout lost"
+        f" (p {paired.p_value:.2g})",
+        highlight=False,
+    )
+
+
+def show_resumption(found: Resumption, console: Console) -> None:
+    """One line."""
+    word = "bit-identical" if found.bit_identical else "DIFFERENT"
+    console.print(
+        f"episode {found.seed} saved at decision {found.saved_at}, episode {found.other} run,"
+        f" restored: the rest is {word} ({found.equal_actions} of {found.compared} chunks, world"
+        f" {'equal' if found.equal_world else 'different'})",
+        highlight=False,
+    )

@@ -1,0 +1,152 @@
+"""One episode in step mode: decide, execute some rows, decide again. Time stands meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError
+from ..policies.base import Observation
+from .pilot import Pilot, paired_noise
+from .task import Episode, Task, TaskError
+
+Array = np.ndarray[Any, Any]
+#: Targets change at most so often, between the rows on straight lines, seconds.
+SUBSTEP_S = 0.02
+REPLAN_ROWS = 5
+_MOST_DECISIONS = 10_000  # of an episode that never ends
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a start.
+
+    Attributes:
+        seed, instruction: the start.
+        success, score: see :class:`~flashrt_core.evaluation.task.Episode`.
+        time_s: simulated.
+        decisions: that were made.
+        decide_ms: wall time of one, mean.
+    """
+
+    seed: int
+    instruction: str
+    success: bool
+    score: float
+    time_s: float
+    decisions: int
+    decide_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A decision, to be made again by others: what it was made from, and its actions.
+
+    The noise is None where the pilot drew its own.
+    """
+
+    instruction: str
+    observation: Observation
+    noise: Array | None
+    actions: Array
+
+
+def targets(rows: Array, dt_s: float, count: int) -> tuple[Array, float]:
+    """Targets of the sub-steps while the first ``count`` rows are executed, from row 0 on.
+
+    A sub-step holds what is due at its beginning, on the straight line between two rows; behind the
+    last row there is nothing to go to, and it is held.
+
+    Args:
+        rows: [H, action_dim], row i due at ``i * dt_s``.
+        dt_s: seconds between rows.
+        count: rows to execute, at most H.
+
+    Returns:
+        [n, action_dim] float64, and the seconds of a sub-step: ``SUBSTEP_S``, or the longest
+        shorter one that divides ``dt_s``.
+    """
+    parts = max(1, ceil(dt_s / SUBSTEP_S - 1e-9))
+    wide = np.asarray(rows, np.float64)
+    after = np.concatenate((wide[1:], wide[-1:]))[:count]
+    part = (np.arange(parts) / parts)[None, :, None]
+    between = wide[:count, None] + part * (after - wide[:count])[:, None]
+    return between.reshape(-1, wide.shape[1]), dt_s / parts
+
+
+def execute(episode: Episode, rows: Array, dt_s: float, count: int) -> None:
+    """Simulate ``count`` rows of a chunk, or less where the episode ends before."""
+    between, seconds = targets(rows, dt_s, count)
+    for target in between:
+        if episode.done:
+            return
+        episode.advance(target, seconds)
+
+
+def run_episode(
+    pilot: Pilot,
+    task: Task,
+    episode: Episode,
+    seed: int,
+    *,
+    replan_rows: int = REPLAN_ROWS,
+    branch: int = 0,
+    first: int = 0,
+    own_noise: bool = False,
+    until: int | None = None,
+    told: Callable[[Seen], None] = lambda _: None,
+) -> Outcome:
+    """Let ``pilot``, which knows the instruction, decide until the episode is over.
+
+    Args:
+        pilot: decides.
+        task, episode, seed: what runs, and from where.
+        replan_rows: rows that are executed of each chunk.
+        branch: whose noise is drawn for this start.
+        first: index of the first decision here.
+        own_noise: leave the noise to the pilot's own seed; ``told`` then sees none.
+        until: index of the decision to stop before; None: the end.
+        told: of every decision.
+
+    Raises:
+        TaskError: the episode does not end.
+        OptionError: a chunk is shorter than ``replan_rows``.
+    """
+    index, spent = first, 0.0
+    while not episode.done and (until is None or index < until):
+        if index > _MOST_DECISIONS:
+            raise TaskError(
+                f"episode {seed} of task '{task.name}'",
+                expected=f"an end within {_MOST_DECISIONS} decisions",
+                got=f"{episode.time_s:g} s of simulated time",
+                remedy="let `done` be true when its time is over",
+            )
+        observation = episode.observation()
+        noise = None if own_noise else paired_noise(seed, index, pilot.noise_shape, branch)
+        start = perf_counter()
+        actions = pilot.decide(observation, noise)
+        spent += perf_counter() - start
+        if len(actions) < replan_rows:
+            raise OptionError("option '--replan-rows'", expected=len(actions), got=replan_rows)
+        told(Seen(episode.instruction, observation, noise, actions))
+        execute(episode, actions, task.dt_s, replan_rows)
+        index += 1
+    return outcome(episode, seed, index, spent / max(1, index - first))
+
+
+def outcome(episode: Episode, seed: int, decisions: int, decide_s: float) -> Outcome:
+    """How an episode stands."""
+    return Outcome(
+        seed=seed,
+        instruction=episode.instruction,
+        success=bool(episode.success),
+        score=float(episode.score),
+        time_s=round(float(episode.time_s), 6),
+        decisions=decisions,
+        decide_ms=round(1e3 * decide_s, 3),
+    )
