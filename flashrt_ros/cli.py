@@ -17,11 +17,16 @@ from flashrt_core.errors import OptionError
 try:
     from flashrt_core.cli.bench import bench_app
     from flashrt_core.cli.calibrate import bag_readers
+    from flashrt_core.cli.eval import RosOptions, ros_runners
     from flashrt_core.cli.main import app, run
+    from flashrt_core.evaluation.command import EvalOptions, Progress, Result
+    from flashrt_core.evaluation.task import task_folders
     from flashrt_core.observations import Sample
 except KeyboardInterrupt:  # torch takes seconds to import, and main() is not reached yet
     print("flashrt: interrupted", file=sys.stderr)
     sys.exit(130)
+
+from flashrt_ros.paths import share_directory
 
 _RATES = (0.001, 1000.0)  # slower or faster than any clock and any node can follow
 
@@ -227,7 +232,21 @@ def read_bag(bag: Path, params: Path, limit: int | None) -> Iterator[Sample]:
     return bag_observations(bag, params, limit)
 
 
+def run_ros_eval(options: EvalOptions, ros: RosOptions, progress: Progress) -> Result:
+    """Episodes through a node, for ``flashrt eval --ros``."""
+    from flashrt_ros.evaluation.command import run_ros_eval as run_eval
+
+    return run_eval(options, ros, progress)
+
+
+def shipped_tasks() -> Path:
+    """Folder of the tasks that ship: in a checkout, or installed."""
+    return share_directory() / "examples"
+
+
 bag_readers.append(read_bag)
+ros_runners.append(run_ros_eval)
+task_folders.insert(0, shipped_tasks)
 
 
 def main() -> int:

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from ..bench.report import write_json
 from ..errors import OptionError
-from ..evaluation.command import EvalOptions, Result, plan_for, run_eval
+from ..evaluation.command import EvalOptions, Progress, Result, Told, plan_for, run_eval
 from ..evaluation.rollout import Outcome
 from ..evaluation.task import EVALUATION_SEED, find_task
 from ..evaluation.tiers import Starts
@@ -49,8 +50,7 @@ class RosOptions:
 
 
 #: Runs episodes through a node. Set where ROS is.
-RosRunner = Callable[[EvalOptions, RosOptions, Callable[[str, int], "Told"]], Result]
-Told = Callable[[Outcome | None], None]
+RosRunner = Callable[[EvalOptions, RosOptions, Progress], Result]
 ros_runners: list[RosRunner] = []
 
 TaskName = Annotated[str, typer.Argument(help="A shipped task, or a task's package folder.")]
@@ -159,13 +159,13 @@ def ros_runner() -> RosRunner:
 
 
 @contextmanager
-def episode_bars() -> Iterator[Callable[[str, int], Told]]:
+def episode_bars() -> Iterator[Progress]:
     """A bar a tier on stderr, where that is a terminal, with the successes so far."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
     last = (TimeElapsedColumn(), TextColumn("{task.fields[note]}", style="dim"))
     quiet = not console.is_terminal
-    with Progress(*columns, *last, console=console, disable=quiet) as bars:
+    with Bars(*columns, *last, console=console, disable=quiet) as bars:
 
         def begin(title: str, total: int) -> Told:
             bar, done = bars.add_task(title, total=total, note=""), [0, 0]

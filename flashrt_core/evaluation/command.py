@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from ..bench.machine import command_line, commit, gpu_state, versions
 from ..errors import OptionError
@@ -22,12 +22,14 @@ from .rollout import Outcome, Seen
 from .task import FoundTask
 from .tiers import Starts, Tier, joint_errors, run_tier, summarise
 
-#: Told what is run now and of how many episodes; the result is told of each that has ended.
-Progress = Callable[[str, int], Callable[[Outcome | None], None]]
+#: Told of each episode that has ended, with its outcome where it has a single one.
+Told = Callable[[Outcome | None], None]
+#: Told what is run now, and of how many episodes; what is told of them.
+Progress = Callable[[str, int], Told]
 _POLICY_FOLDER = "policy"  # beside the task
 
 
-def _quiet(_title: str, _total: int) -> Callable[[Outcome | None], None]:
+def _quiet(_title: str, _total: int) -> Told:
     return lambda _outcome: None
 
 
@@ -63,13 +65,20 @@ class EvalOptions:
 
 @dataclass
 class Result:
-    """What was found; ``about`` holds what a reader needs to repeat it."""
+    """What was found.
+
+    Attributes:
+        about: what a reader needs to repeat it.
+        tiers, forks, resumption: results.
+        extra, tables: of who ran it in another way: values for JSON, and what to show of them.
+    """
 
     about: dict[str, Any]
     tiers: list[Tier] = field(default_factory=list)
     forks: Forks | None = None
     resumption: Resumption | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    tables: list[RenderableType] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -93,6 +102,8 @@ class Result:
             report.show_forks(self.forks, console)
         if self.resumption is not None:
             report.show_resumption(self.resumption, console)
+        for table in self.tables:
+            console.print(table)
 
 
 def plan_for(

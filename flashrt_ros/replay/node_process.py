@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +26,7 @@ _PROBLEM = re.compile(r"\[(ERROR|FATAL)\]|Error\b|Traceback")
 _PREFIX = re.compile(r"^\[\w+\] \[[\d.]+\] \[[\w./]+\]: ")
 
 
+_NODE = ("flashrt_ros.start",)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
@@ -78,6 +79,7 @@ class NodeProcess:
         log: file for what the node prints; its end is shown when something fails.
         overrides: parameters that count more than the file.
         name: node name.
+        program: module that runs the node, with its arguments; none: the node's own.
     """
 
     def __init__(
@@ -86,10 +88,11 @@ class NodeProcess:
         log: Path,
         overrides: Mapping[str, object] | None = None,
         name: str = "policy",
+        program: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.log = log
-        self._command = [sys.executable, "-m", "flashrt_ros.start", "--ros-args"]
+        self._command = [sys.executable, "-m", *(program or _NODE), "--ros-args"]
         self._command += ["-r", f"__node:={name}", "--params-file", str(parameters)]
         # Who runs this process brings it to its states, whatever the file says.
         for key, value in ({AUTOSTART: False} | dict(overrides or {})).items():

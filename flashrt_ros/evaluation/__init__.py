@@ -1,0 +1,1 @@
+"""A policy in the loop: a simulated robot and the node as processes, in real time."""
