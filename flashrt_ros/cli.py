@@ -41,16 +41,30 @@ Domain = Annotated[
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(help="Length of the recording.")] = 10.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="A synthetic recording of that length, instead of the one that ships."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out"),
     seed: Annotated[int, typer.Option(help="Seed of the scene and of the noise.")] = 0,
     domain: Domain = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="A simulated robot in real time, and a film of it.")
+    ] = False,
+    task: Annotated[str, typer.Option(help="Of --live: as for flashrt eval.")] = "tabletop",
+    episodes: Annotated[int, typer.Option(help="Of --live: how many.", min=1, max=100)] = 4,
 ) -> None:
-    """Play a synthetic recording into the policy node over DDS; measure and verify.
+    """Play a recording into the policy node over DDS; measure and verify.
 
-    Exit status 1 where a check fails or fewer than 50 decisions were made.
+    Exit status 1 where a check fails or fewer than 50 decisions were made; with --live where half
+    of the episodes or more were not done, or the safe action was taken.
     """
-    if not seconds <= 600:
+    if live:
+        from flashrt_ros.evaluation.live import LiveOptions, run_live
+        from flashrt_ros.replay.progress import Reporter
+
+        raise typer.Exit(run_live(LiveOptions(task, episodes, out, domain=domain), Reporter()))
+    if seconds is not None and not seconds <= 600:
         raise OptionError("option '--seconds'", expected="at most 600", got=seconds)
     _check_seed(seed)
     from flashrt_ros.replay.demo import DemoOptions, run_demo

@@ -11,6 +11,7 @@ from flashrt_core.load import LoadOptions
 from flashrt_core.policies import find_policy
 from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING
 from flashrt_ros.parameters import HOLD, NodeConfig
+from flashrt_ros.paths import local_place
 
 
 class LoadLog:
@@ -80,21 +81,25 @@ def guides_chunks(config: NodeConfig) -> bool:
     return wanted
 
 
+def _path(text: str) -> Path | None:
+    return Path(local_place(text)) if text else None
+
+
 def load_options(config: NodeConfig) -> LoadOptions:
     """What to load for a node configuration. Zero and "" mean "the policy's own"."""
     return LoadOptions(
         policy=config.policy,
         preset=config.preset,
-        checkpoint=config.checkpoint,
+        checkpoint=local_place(config.checkpoint),
         device=config.device,
         precision=config.precision,
-        calibration=config.calibration or None,
+        calibration=local_place(config.calibration) or None,
         views=tuple(camera.slot for camera in config.cameras),
         absent_views=absent_views(config),
         state_dim=len(config.joints_names),
         action_dim=len(config.action_names),
-        norm_stats=Path(config.norm_stats) if config.norm_stats else None,
-        tokenizer=Path(config.tokenizer) if config.tokenizer else None,
+        norm_stats=_path(config.norm_stats),
+        tokenizer=_path(config.tokenizer),
         delta_actions=tuple(name in config.action_relative for name in config.action_names)
         if config.action_relative
         else None,

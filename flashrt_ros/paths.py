@@ -8,6 +8,7 @@ from pathlib import Path
 from flashrt_core.errors import OptionError
 
 _PACKAGE = "flashrt_ros"
+_URI = "package://"
 
 
 def share_directory() -> Path:
@@ -40,6 +41,40 @@ def share_directory() -> Path:
         got="none",
         remedy="source the workspace's setup file, or install the package with pip",
     )
+
+
+def local_place(text: str) -> str:
+    """``package://PACKAGE/REST``, ROS's way to name a file of a package, as a path; any other text
+    as it is.
+
+    Raises:
+        OptionError: there is no such package.
+    """
+    if not text.startswith(_URI):
+        return text
+    package, _, rest = text.removeprefix(_URI).partition("/")
+    if package == _PACKAGE:
+        return str(share_directory() / rest)
+    try:
+        from ament_index_python.packages import get_package_share_directory
+
+        return str(Path(get_package_share_directory(package)) / rest)
+    except (
+        ImportError,
+        LookupError,
+        OSError,
+        ValueError,
+    ) as error:  # as above; a name that is none
+        raise OptionError(
+            f"'{text}'", expected="an installed ROS package", got=f"no '{package}'",
+            remedy="source its workspace, or give a path",
+        ) from error  # fmt: skip
+
+
+def shipped_folder(*parts: str) -> Path | None:
+    """A folder of this package's share, None where it does not ship or holds nothing."""
+    folder = share_directory().joinpath(*parts)
+    return folder if folder.is_dir() and any(folder.iterdir()) else None
 
 
 def config_file(name: str) -> Path:

@@ -1,4 +1,8 @@
-"""``flashrt demo``: record the synthetic workcell, play it into a node, measure and verify."""
+"""``flashrt demo``: play a recording into a node, measure and verify.
+
+The recording is the one that ships, of the simulated task that the policy beside it was trained
+for; or, of a length that is asked for, a synthetic workcell with random weights.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from flashrt_core.load import load
 from flashrt_ros.loading import load_options
 
 from .bag import Bag
+from .expert import expert_error, expert_table
 from .figure import RESULTS, write_results
 from .node_process import refuse_running
 from .output import results_folder
@@ -24,7 +29,7 @@ from .recording import Recorder, write_recording
 from .report import machine, render, summarise, versions
 from .run import DEFAULT_HZ, LiveNode, Settings, run_steps, run_timed
 from .step import steps
-from .transport import choose_graph, default_parameters, use_shared_memory
+from .transport import choose_graph, default_parameters, shipped_demo, use_shared_memory
 from .verify import (
     bit_identical,
     capsule_bit_exact,
@@ -34,15 +39,18 @@ from .verify import (
 )
 
 LEAST_DECISIONS = 50
+_SECONDS = 10.0  # of a synthetic recording
 _STEPS = 10  # decisions of each of the two runs that are compared
 _FURTHER = 4  # decisions that follow them, before and after a restore
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Seconds to record, folder for results, seed, DDS domain (None: a private one)."""
+    """Seconds of a synthetic recording (None: the one that ships, else 10), folder for results,
+    seed, DDS domain (None: a private one).
+    """
 
-    seconds: float = 10.0
+    seconds: float | None = None
     out: Path = Path("out")
     seed: int = 0
     domain: int | None = None
@@ -57,34 +65,56 @@ def run_demo(options: DemoOptions, reporter: Reporter) -> int:
     Raises:
         FlashRTError: an option or a file does not do, or the node did not do what it was asked.
     """
-    parameters = read_parameters(default_parameters())
-    _check_length(options.seconds, parameters.config.rate_hz or DEFAULT_HZ)
+    shipped = shipped_demo() if options.seconds is None else None
+    parameters = read_parameters(default_parameters() if shipped is None else shipped.parameters)
+    seconds = _SECONDS if options.seconds is None else options.seconds
+    _check_length(seconds, parameters.config.rate_hz or DEFAULT_HZ)
     choose_graph(options.domain).enter()
     if warning := use_shared_memory():
         reporter.say(f"note: {warning}")
     refuse_running(options.domain)
     with results_folder(options.out, [f"demo{end}" for end in RESULTS]) as out:
-        return _demo_into(out, parameters, options, reporter)
+        if shipped is None:
+            if options.seconds is None:
+                reporter.say("no recording ships with this installation: a synthetic one is made")
+            recorder = Recorder(seconds=seconds, seed=options.seed)
+            recording, images = out / "demo_bag", _images(recorder)
+            names = parameters.config.joints_names
+            with reporter.phase("recording the synthetic workcell") as phase:
+                write_recording(recording, parameters.inputs, names, recorder, phase)
+        else:
+            recording, images = shipped.recording, "of a simulated robot"
+        return _demo_into(out, parameters, recording, images, options.seed, reporter)
+
+
+def _images(recorder: Recorder) -> str:
+    return (
+        f"{recorder.width} x {recorder.height} at {recorder.camera_hz:g} Hz, "
+        f"joints at {recorder.joint_hz:g} Hz"
+    )
 
 
 def _demo_into(
-    out: Path, parameters: ParameterFile, options: DemoOptions, reporter: Reporter
+    out: Path,
+    parameters: ParameterFile,
+    recording: Path,
+    images: str,
+    seed: int,
+    reporter: Reporter,
 ) -> int:
-    recording = out / "demo_bag"
-    recorder = Recorder(seconds=options.seconds, seed=options.seed)
-    names = parameters.config.joints_names
-    with reporter.phase("recording the synthetic workcell") as phase:
-        write_recording(recording, parameters.inputs, names, recorder, phase)
-    settings = Settings(parameters, out / "demo_node.log", options.seed)
+    settings = Settings(parameters, out / "demo_node.log", seed)
     with Bag(recording) as bag:
         with reporter.phase("playing it into the policy node") as phase:
             run = run_timed(bag, settings, 1.0, phase)
         checks = _checks(bag, settings, reporter)
-    report = summarise(run) | checks
-    report |= {"seed": options.seed, "versions": versions(), "machine": machine()}
+        expert = expert_error(bag, run.chunks)
+    report = summarise(run) | checks | ({"expert_error": expert} if expert else {})
+    report |= {"seed": seed, "versions": versions(), "machine": machine()}
     report["command"] = shlex.join(["flashrt", *sys.argv[1:]])
-    write_results(out / "demo", report, run, _subtitle(parameters, recorder, report))
+    write_results(out / "demo", report, run, _subtitle(parameters, images, report))
     reporter.console.print(render(report, checks))
+    if expert:
+        reporter.console.print(expert_table(expert, parameters.config.prompt))
     reporter.say(f"wrote {out / 'demo.json'}, .csv and .png")
     return _verdict(report, checks, reporter)
 
@@ -143,12 +173,11 @@ def _verdict(report: Mapping[str, Any], checks: Mapping[str, bool], reporter: Re
     return 1 if failed else 0
 
 
-def _subtitle(parameters: ParameterFile, recorder: Recorder, report: Mapping[str, Any]) -> str:
+def _subtitle(parameters: ParameterFile, images: str, report: Mapping[str, Any]) -> str:
     config = parameters.config
     where = report["machine"]
     return (
         f"preset {config.preset}, {config.device}, {config.precision}  |  "
-        f"{len(config.cameras)} cameras {recorder.width} x {recorder.height} at "
-        f"{recorder.camera_hz:g} Hz, joints at {recorder.joint_hz:g} Hz, over DDS  |  "
+        f"{len(config.cameras)} cameras {images}, over DDS  |  "
         f"{where['cpu']}, {where['cores']} cores"
     )

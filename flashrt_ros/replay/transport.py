@@ -16,7 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from flashrt_core.errors import OptionError
-from flashrt_ros.paths import config_file, share_directory
+from flashrt_ros.paths import config_file, share_directory, shipped_folder
 
 # Above 101 the ports of a domain reach into the range that Linux hands out to clients.
 _DOMAINS = range(1, 102)
@@ -101,8 +101,24 @@ def config_file_or_none(name: str) -> Path | None:
 
 
 def default_parameters() -> Path:
-    """The parameter file of the demo."""
+    """The parameter file of a synthetic demo."""
     return config_file("pi05_tiny.yaml")
+
+
+@dataclass(frozen=True)
+class ShippedDemo:
+    """A recording of the simulated task, and the parameter file of the policy trained for it."""
+
+    recording: Path
+    parameters: Path
+
+
+def shipped_demo() -> ShippedDemo | None:
+    """What ships with this installation; None where recording or policy does not."""
+    recording = shipped_folder("examples", "tabletop", "demo")
+    if recording is None or shipped_folder("examples", "tabletop", "policy") is None:
+        return None
+    return ShippedDemo(recording, config_file("pi05_tabletop.yaml"))
 
 
 def _segment_bytes(profile: Path) -> int:
