@@ -49,7 +49,8 @@ def write_animation(
         path: file; OutputError where it cannot be written.
     """
     frames = [frame for episode in episodes for frame in episode]
-    palette = _montage(frames).quantize(_COLOURS, method=Image.Quantize.MEDIANCUT)
+    ends = [episode[-1] for episode in episodes]
+    palette = _montage(frames, ends).quantize(_COLOURS, method=Image.Quantize.MEDIANCUT)
     drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     times = [round(1e3 / frames_hz)] * len(frames)
     for end in np.cumsum([len(episode) for episode in episodes]):
@@ -66,9 +67,9 @@ def write_animation(
         )
 
 
-def _montage(frames: Sequence[Image.Image]) -> Image.Image:
+def _montage(frames: Sequence[Image.Image], further: Sequence[Image.Image]) -> Image.Image:
     """Some frames side by side: the colours that all of them need."""
-    chosen = frames[:: max(1, len(frames) // 8)]
+    chosen = [*frames[:: max(1, len(frames) // 8)], *further]
     width, height = frames[0].size
     montage = Image.new("RGB", (width * len(chosen), height))
     for index, frame in enumerate(chosen):

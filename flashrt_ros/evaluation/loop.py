@@ -115,7 +115,11 @@ class SimulatorProcess:
                 env=environment,
             )
         threading.Thread(target=self._read, name="simulator", daemon=True).start()
-        self.answer(_START_S)
+        try:
+            self.answer(_START_S)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,6 +13,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
+from flashrt_ros.evaluation.follower import Follower
 from flashrt_ros.stamps import to_ns
 
 from .harness import JOINTS, Robot, wait_until
@@ -26,19 +27,6 @@ class Heard:
 
     message: Any
     at_ns: int
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A trajectory as its controller sees it: times (ns), [points, joints] positions."""
-
-    times: np.ndarray
-    points: np.ndarray
-
-    def at(self, time_ns: int) -> np.ndarray:
-        """[joints], straight from point to point."""
-        begin = self.times[0]
-        return np.array([np.interp(time_ns - begin, self.times - begin, c) for c in self.points.T])
 
 
 class Controllers:
@@ -88,11 +76,8 @@ def stops(message: Any) -> bool:
 class ArmModel:
     """A kinematic arm under a joint_trajectory_controller, with exact time.
 
-    A new trajectory replaces the old one at the next update. It counts from its header stamp, or
-    from that update where it is zero; one that lies wholly in the past is rejected. The arm leaves
-    for the first point still to come from where it was last set, beginning at that update (which
-    sets it there once more); between points it moves on straight lines, and after the last it
-    stays.
+    A new trajectory counts from its header stamp, or from the next update where it is zero; one
+    that lies wholly in the past is rejected. How it is followed is :class:`Follower`'s.
 
     Args:
         start: [joints] position.
@@ -103,12 +88,16 @@ class ArmModel:
     PERIOD_NS = SECOND // 100
 
     def __init__(self, start: np.ndarray) -> None:
-        self.at = start
-        self._plan: Plan | None = None
+        self._follower = Follower(start)
         self._incoming: list[tuple[int, Any]] = []
         self.path: list[tuple[int, np.ndarray]] = []
         self.taken: list[tuple[int, Any]] = []
         self.rejected: list[Any] = []
+
+    @property
+    def at(self) -> np.ndarray:
+        """[joints], where it is."""
+        return self._follower.at
 
     def receive(self, arrived_ns: int, message: Any) -> None:
         """A trajectory came."""
@@ -122,18 +111,11 @@ class ArmModel:
             start_ns = to_ns(message.header.stamp) or time_ns
             times = np.array([start_ns + to_ns(p.time_from_start) for p in message.points])
             assert (np.diff(times) > 0).all(), "times must rise"
-            if times[-1] <= time_ns:
+            if not self._follower.take(time_ns, times, positions(message)):
                 self.rejected.append(message)
                 continue
-            ahead = times > time_ns
-            self._plan = Plan(
-                np.concatenate([[time_ns], times[ahead]]),
-                np.vstack([self.at, positions(message)[ahead]]),
-            )
             self.taken.append((arrived_ns, message))
-        if self._plan is not None:
-            self.at = self._plan.at(time_ns)
-        self.path.append((time_ns, self.at))
+        self.path.append((time_ns, self._follower.update(time_ns)))
 
 
 class SimulatedArm:
