@@ -19,7 +19,9 @@ TABLE: tuple[Param, ...] = (
     Param("policy", "string", "pi05", "Policy to run, by registry name."),
     Param("preset", "string", "tiny", "Sizes of the policy: a preset that it declares."),
     Param("checkpoint", "string", "random:0", "Weights: a checkpoint folder of openpi or LeRobot"
-          " (or its safetensors file alone), or `random:<seed>`."),
+          " (or its safetensors file alone), or `random:<seed>`. Here,"
+          " and in `calibration`, `norm_stats` and `tokenizer`, `package://<package>/<path>` is a"
+          " place in a ROS package's share."),
     Param("numerics", "string", "", "Whose roundings and conventions to follow (docs/numerics.md):"
           " a profile, single switches behind it; empty: as the checkpoint's origin says."),
     Param(
