@@ -1,6 +1,6 @@
 """Record what ``flashrt demo`` plays: the expert at one instruction, start after start, in one bag.
 
-    python -m tabletop.demo_recording --output examples/tabletop/demo
+python -m tabletop.demo_recording --output examples/tabletop/demo
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..evaluation.tiers import Starts
 from ..load import LoadOptions
 from ..outputs import check_output
 from ..terminal import terminal_or_file
-from .options import AsJson, Plans, option, takes_plan
+from .options import AsJson, option, takes_plan
 
 FAILED = 1  # exit status where bits that are promised to be equal are not
 
@@ -55,6 +55,7 @@ ros_runners: list[RosRunner] = []
 
 TaskName = Annotated[str, typer.Argument(help="A shipped task, or a task's package folder.")]
 PolicyOption = Annotated[str, option("Policy, by registry name.")]
+Tiers = Annotated[str, option("Precision plans, separated by commas; cuda:fp8 names its device.")]
 Checkpoint = Annotated[str, option("Checkpoint folder or random:<seed>; empty: the task's own.")]
 Sizes = Annotated[str, option("Sizes; empty: as the task says.")]
 Episodes = Annotated[int, option("Starts; each is run by every tier.", 1)]
@@ -79,7 +80,7 @@ Log = Annotated[Path | None, option("--ros: folder for logs of node and simulato
 
 @takes_plan(
     without=("policy", "checkpoint", "preset", "views", "state_dim", "action_dim"),
-    precision={"annotation": Plans},
+    precision={"annotation": Tiers},
 )
 def eval_command(
     options: LoadOptions,

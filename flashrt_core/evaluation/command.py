@@ -27,6 +27,7 @@ Told = Callable[[Outcome | None], None]
 #: Told what is run now, and of how many episodes; what is told of them.
 Progress = Callable[[str, int], Told]
 _POLICY_FOLDER = "policy"  # beside the task
+_DEVICES = ("cpu", "cuda")
 
 
 def _quiet(_title: str, _total: int) -> Told:
@@ -39,7 +40,8 @@ class EvalOptions:
 
     Attributes:
         found: the task.
-        plan: what to load; its ``precision`` names several plans, separated by commas.
+        plan: what to load; its ``precision`` names several plans, separated by commas, each perhaps
+            with its device in front (``cuda:fp8``).
         starts: which episodes.
         reference: where torch computes the reference, or empty: without it.
         forks, fork_at: rollouts of one state, 0: none; from which decision on.
@@ -58,9 +60,15 @@ class EvalOptions:
 
     @property
     def plans(self) -> list[LoadOptions]:
-        """One for each precision plan, in order, each once."""
+        """One for each precision plan, in order, each once; ``cuda:bf16`` names its device, too."""
         names = dict.fromkeys(part.strip() for part in str(self.plan.precision).split(","))
-        return [replace(self.plan, precision=name) for name in names if name]
+        return [self._plan(name) for name in names if name]
+
+    def _plan(self, name: str) -> LoadOptions:
+        device, mark, precision = name.partition(":")
+        if mark and device in _DEVICES:
+            return replace(self.plan, device=device, precision=precision)
+        return replace(self.plan, precision=name)
 
 
 @dataclass
@@ -224,17 +232,17 @@ def about(options: EvalOptions) -> dict[str, Any]:
         "joint_names": list(task.joint_names),
         "policy": plan.policy,
         "preset": plan.preset,
-        "checkpoint": _shown(plan.checkpoint),
+        "checkpoint": shown(plan.checkpoint),
         "device": plan.device,
         "versions": versions(),
         "commit": commit(),
         "command": command_line("flashrt"),
     }
-    if plan.device == "cuda":
+    if any(each.device == "cuda" for each in options.plans):
         values["gpu"] = gpu_state()
     return values
 
 
-def _shown(checkpoint: str | Path) -> str:
+def shown(checkpoint: str | Path) -> str:
     """A checkpoint by the last parts of its path: whose home it lies in is nobody's concern."""
     return str(checkpoint) if ":" in str(checkpoint) else "/".join(Path(checkpoint).parts[-2:])

@@ -58,7 +58,7 @@ def run_ros_eval(options: EvalOptions, ros: RosOptions, progress: Progress) -> R
             )
             found = run_loop(loop, options.starts.seeds, progress(name, options.starts.episodes))
             result.tiers.append(summarise(name, "", found.outcomes, baseline))
-            result.extra["loops"][name] = found.as_dict() | {"values": values}
+            result.extra["loops"][name] = found.as_dict(values)
             baseline = found.outcomes if baseline is None else baseline
     result.tables.append(loop_table(result.extra["loops"]))
     return result

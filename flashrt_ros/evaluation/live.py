@@ -76,7 +76,7 @@ def run_live(options: LiveOptions, reporter: Reporter) -> int:
         report: dict[str, Any] = {
             "task": found.task.name,
             "outcomes": [asdict(one) for one in result.outcomes],
-            "loop": result.as_dict() | {"values": values},
+            "loop": result.as_dict(values),
             "machine": machine(),
             "versions": versions(),
             "commit": commit(),
@@ -86,7 +86,7 @@ def run_live(options: LiveOptions, reporter: Reporter) -> int:
         for one in result.outcomes:
             word = "done" if one.success else "NOT DONE"
             reporter.say(f"{one.instruction}: {word} after {one.time_s:.1f} s")
-        reporter.console.print(loop_table({found.task.name: result.as_dict()}))
+        reporter.console.print(loop_table({found.task.name: report["loop"]}))
         reporter.say(f"wrote {out / f'{_NAME}.gif'} and .json")
     won = sum(one.success for one in result.outcomes)
     return int(2 * won <= len(result.outcomes) or result.safe_actions > 0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from flashrt_core.evaluation.command import shown
 from flashrt_core.evaluation.rollout import Outcome
 from flashrt_core.evaluation.task import TaskError
 from flashrt_ros.parameters import build_config
@@ -84,11 +85,12 @@ class LoopResult:
     roughness: float = 0.0
     pace: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without the outcomes."""
+    def as_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Plain values for JSON, without the outcomes, with the node's parameters."""
         values = asdict(self)
         del values["outcomes"]
-        return values
+        own = dict(parameters) | {"checkpoint": shown(parameters["checkpoint"])}
+        return values | {"parameters": own}
 
 
 class SimulatorProcess:
@@ -128,10 +130,10 @@ class SimulatorProcess:
 
     def order(self, timeout_s: float = _START_S, **order: Any) -> dict[str, Any]:
         """Give an order; the answer."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
+            if self._process.stdin is not None:
+                self._process.stdin.write(json.dumps(order) + "\n")
+                self._process.stdin.flush()
         except OSError as error:
             raise self._failure() from error
         return self.answer(timeout_s)

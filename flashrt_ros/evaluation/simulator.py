@@ -130,12 +130,11 @@ class Simulator:
 
     def frames(self, path: str, width: int, height: int) -> dict[str, Any]:
         """Write pictures [n, height, width, 3] uint8 of the states that were kept."""
-        run = self._run
         pictures = []
-        for state in run.states if run is not None else ():
-            assert run is not None
-            run.episode.restore(state)
-            pictures.append(run.episode.picture(width, height))
+        if (run := self._run) is not None:
+            for state in run.states:
+                run.episode.restore(state)
+                pictures.append(run.episode.picture(width, height))
         np.save(path, np.array(pictures, np.uint8))
         return {"frames": len(pictures)}
 

@@ -114,7 +114,7 @@ def _demo_into(
     write_results(out / "demo", report, run, _subtitle(parameters, images, report))
     reporter.console.print(render(report, checks))
     if expert:
-        reporter.console.print(expert_table(expert, parameters.config.prompt))
+        reporter.console.print(expert_table(expert))
     reporter.say(f"wrote {out / 'demo.json'}, .csv and .png")
     return _verdict(report, checks, reporter)
 

@@ -63,12 +63,12 @@ def _plans(bag: Bag) -> dict[int, dict[str, np.ndarray]]:
     return found
 
 
-def expert_table(error: Mapping[str, Mapping[str, float]], prompt: str) -> Table:
+def expert_table(error: Mapping[str, Mapping[str, float]]) -> Table:
     """A line a joint."""
     table = Table(
         box=SIMPLE_HEAD,
         header_style="dim",
-        title=f"actions beside the expert's plans: {prompt}",
+        title="actions beside the expert's plans",
         title_justify="left",
     )
     for column in ("joint", "mean error", "of standing still"):

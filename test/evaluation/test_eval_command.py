@@ -11,7 +11,7 @@ from flashrt_core.cli import eval as eval_module
 from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.branches import Resumption
-from flashrt_core.evaluation.command import plan_for
+from flashrt_core.evaluation.command import EvalOptions, plan_for
 from flashrt_core.evaluation.task import FoundTask
 from flashrt_core.load import LoadOptions
 
@@ -103,6 +103,9 @@ def test_bits_that_differ_are_an_exit_status(
 def test_the_plan_is_what_was_asked_for_then_what_the_task_says(tmp_path: Path) -> None:
     found = point_arm()
     own = plan_for(found, LoadOptions(precision="bf16"))
+    several = EvalOptions(found, plan_for(found, LoadOptions(precision="bf16,cuda:fp8, my:x.yaml")))
+    named = [(each.device, each.precision) for each in several.plans]
+    assert named == [("cpu", "bf16"), ("cuda", "fp8"), ("cpu", "my:x.yaml")]
     assert (own.checkpoint, own.preset, own.steps) == ("random:3", "tiny", 2)
     assert (own.views, own.state_dim, own.action_dim) == (("base_0_rgb",), 2, 2)
     assert own.precision == "bf16"

@@ -61,7 +61,7 @@ def test_episodes_run_through_the_node_while_it_thinks_ahead(tmp_path: Path) -> 
     assert counts["chunks"] - counts["late_chunks"] <= counts["trajectories"]
     assert set(loop["jumps"]) == {"slide_x", "slide_y"} and loop["roughness"] > 0.0
     assert 0.5 < loop["pace"] <= 1.05, "real time, or as near as this machine comes"
-    config = build_config(loop["values"])
+    config = build_config(loop["parameters"])
     assert config.cameras[0].topic == "front_camera/image_raw"
     assert (config.action_dt_s, config.execution.replan_rows) == (0.1, 5)
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".log", ".log", ".yaml"]
