@@ -244,11 +244,12 @@ class Reference:
         for layer in range(sizes.depth):
             name = f"{_MODEL}paligemma.model.language_model.layers.{layer}."
             normal = _unit_rms(x, eps) * (1.0 + self._get(name + "input_layernorm.weight"))
-            q, k, v = self._qkv(name, sizes, normal, positions)
+            k, v = self._keys_values(name, normal, positions)
             keys.append(k)
             values.append(v)
             if layer == sizes.depth - 1:
-                break  # no one reads what this layer would make of x
+                break  # no one reads what this layer would make of x; a checkpoint may lack it
+            q = self._queries(name, sizes, normal, positions)
             x = x + self._mix(name, q, k, v, bias)
             gain = 1.0 + self._get(name + "post_attention_layernorm.weight")
             x = x + self._geglu(name, _unit_rms(x, eps) * gain)
@@ -268,7 +269,8 @@ class Reference:
         for layer in range(sizes.depth):
             name = f"{_MODEL}gemma_expert.model.layers.{layer}."
             normal, gate = self._ada_norm(name + "input_layernorm", x, cond)
-            q, k, v = self._qkv(name, sizes, normal, positions)
+            q = self._queries(name, sizes, normal, positions)
+            k, v = self._keys_values(name, normal, positions)
             k, v = torch.cat((keys[layer], k)), torch.cat((values[layer], v))
             x = x + gate * self._mix(name, q, k, v, bias)
             normal, gate = self._ada_norm(name + "post_attention_layernorm", x, cond)
@@ -293,13 +295,15 @@ class Reference:
 
     # ---- shared ---------------------------------------------------------------------------------
 
-    def _qkv(
-        self, name: str, sizes: GemmaConfig, x: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [M, heads, d] and k [M, d], both turned to their positions; v [M, d]."""
-        q, k, v = (self._linear(f"{name}self_attn.{part}_proj", x) for part in "qkv")
-        q = q.reshape(-1, sizes.heads, sizes.head_dim)
-        return self._turn(q, positions), self._turn(k[:, None], positions)[:, 0], v
+    def _queries(self, name: str, sizes: GemmaConfig, x: Tensor, positions: Tensor) -> Tensor:
+        """[M, heads, d], turned to their positions."""
+        q = self._linear(f"{name}self_attn.q_proj", x)
+        return self._turn(q.reshape(-1, sizes.heads, sizes.head_dim), positions)
+
+    def _keys_values(self, name: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """k [M, d], turned to their positions, and v [M, d]."""
+        k, v = (self._linear(f"{name}self_attn.{part}_proj", x) for part in "kv")
+        return self._turn(k[:, None], positions)[:, 0], v
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         half = x.shape[-1] // 2
