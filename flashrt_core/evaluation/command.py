@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from ..bench.machine import command_line, commit, gpu_state, versions
+from ..bench.machine import command_line, commit, gpu_state, machine, versions
 from ..errors import OptionError
 from ..load import LoadOptions
 from ..observations import write_observations
@@ -234,6 +234,7 @@ def about(options: EvalOptions) -> dict[str, Any]:
         "preset": plan.preset,
         "checkpoint": shown(plan.checkpoint),
         "device": plan.device,
+        "machine": machine(),
         "versions": versions(),
         "commit": commit(),
         "command": command_line("flashrt"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashrt_core.bench.machine import command_line, commit, gpu_state
+from flashrt_core.bench.machine import command_line, commit, gpu_state, machine
 from flashrt_core.bench.report import write_json
 from flashrt_core.errors import OptionError
 from flashrt_core.outputs import check_output
@@ -15,7 +15,7 @@ from flashrt_ros.paths import config_file
 from flashrt_ros.replay.node_process import refuse_running
 from flashrt_ros.replay.parameter_file import read_parameters
 from flashrt_ros.replay.progress import Reporter
-from flashrt_ros.replay.report import machine, versions
+from flashrt_ros.replay.report import versions
 from flashrt_ros.replay.transport import choose_graph, use_shared_memory
 
 from .load import run_load

@@ -19,7 +19,6 @@ from flashrt_core.evaluation.rollout import Outcome
 from flashrt_core.evaluation.tiers import summarise
 from flashrt_ros.execution.strategies import STRATEGIES
 from flashrt_ros.replay.node_process import refuse_running
-from flashrt_ros.replay.report import machine
 from flashrt_ros.replay.transport import choose_graph
 
 from .loop import Loop, run_loop
@@ -39,7 +38,7 @@ def run_ros_eval(options: EvalOptions, ros: RosOptions, progress: Progress) -> R
     refuse_running(ros.domain)
     result = Result(about(options))
     result.extra = {"through": "the node, real time", "camera_hz": ros.camera_hz}
-    result.extra |= {"machine": machine(), "loops": {}}
+    result.extra["loops"] = {}
     baseline: list[Outcome] | None = None
     with _folder(ros.log) as folder:
         for plan, strategy, delay_ms in product(options.plans, strategies, delays):

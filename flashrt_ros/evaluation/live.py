@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flashrt_core.bench.machine import command_line, commit, versions
+from flashrt_core.bench.machine import command_line, commit, machine, versions
 from flashrt_core.bench.report import write_json
 from flashrt_core.evaluation.command import plan_for
 from flashrt_core.evaluation.rollout import REPLAN_ROWS, Outcome
@@ -20,7 +20,6 @@ from flashrt_core.load import LoadOptions
 from flashrt_ros.replay.node_process import refuse_running
 from flashrt_ros.replay.output import results_folder
 from flashrt_ros.replay.progress import Reporter
-from flashrt_ros.replay.report import machine
 from flashrt_ros.replay.transport import choose_graph
 
 from .animation import captioned, write_animation

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flashrt_core.bench.machine import machine
+
 from .bag import Bag, Route
 from .figure import RESULTS, write_results
 from .messages import message_class
@@ -19,7 +21,7 @@ from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
 from .records import ChunkRecord, RunRecord
-from .report import machine, render, summarise, versions
+from .report import render, summarise, versions
 from .run import Settings, run_steps, run_timed
 from .transport import choose_graph, use_shared_memory
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashrt_core.bench.machine import machine
 from flashrt_core.errors import OptionError
 from flashrt_core.load import load
 from flashrt_ros.loading import load_options
@@ -26,7 +27,7 @@ from .output import results_folder
 from .parameter_file import ParameterFile, read_parameters
 from .progress import Reporter
 from .recording import Recorder, write_recording
-from .report import machine, render, summarise, versions
+from .report import render, summarise, versions
 from .run import DEFAULT_HZ, LiveNode, Settings, run_steps, run_timed
 from .step import steps
 from .transport import choose_graph, default_parameters, shipped_demo, use_shared_memory

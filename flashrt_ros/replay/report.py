@@ -8,7 +8,6 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -126,24 +125,6 @@ def chunk_jumps(chunks: Sequence[ChunkRecord]) -> dict[str, dict[str, float]]:
 def intervals_ms(chunks: Sequence[ChunkRecord]) -> list[float]:
     """Time between chunks that arrived here, each to the one before."""
     return [(b.received_ns - a.received_ns) / 1e6 for a, b in itertools.pairwise(chunks)]
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "architecture": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.is_file() else []:
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ from matplotlib import image as mpimage
 from matplotlib import pyplot as plt
 from rich.console import Console
 
+from flashrt_core.bench.machine import machine
 from flashrt_ros.replay.figure import _draw_spread, write_results
 from flashrt_ros.replay.records import (
     PARTS,
@@ -28,7 +29,6 @@ from flashrt_ros.replay.records import (
 from flashrt_ros.replay.report import (
     chunk_jumps,
     gaps,
-    machine,
     render,
     statistics,
     summarise,

@@ -96,6 +96,13 @@ def test_what_is_wrong_is_said_before_anything_starts(
         run_ros_eval(asked(**changes), ros, lambda *_: lambda _outcome: None)
 
 
+def test_the_command_knows_the_node(capsys: pytest.CaptureFixture[str]) -> None:
+    from flashrt_ros.cli import app, run
+
+    code = run(lambda: app(["eval", str(FOLDER), "--ros", "--strategy", "hurry"]))
+    assert code == 2 and "--strategy" in capsys.readouterr().err
+
+
 def test_a_file_gives_what_the_run_does_not_fix(tmp_path: Path) -> None:
     options, file = asked(), tmp_path / "mine.yaml"
     text = """
