@@ -28,7 +28,7 @@ from .loop import Loop, SimulatorProcess, run_loop
 from .parameters import parameters_for
 
 DEFAULT_TASK = "tabletop"
-_FRAMES_HZ, _SIZE = 12.5, (320, 240)
+_FRAMES_HZ, _SIZE = 12.5, (400, 300)
 _NAME = "live"
 
 

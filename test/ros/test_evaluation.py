@@ -77,7 +77,7 @@ def test_a_live_demo_leaves_a_film_and_a_report(tmp_path: Path) -> None:
     with Image.open(tmp_path / "live.gif") as film:
         # A picture each 80 ms, and one of the end.
         assert film.n_frames == pytest.approx(outcome["time_s"] / 0.08 + 1, abs=1.5)
-        assert film.size[0] == 320
+        assert film.size[0] == 400
 
 
 @pytest.mark.parametrize(
