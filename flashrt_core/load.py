@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from .engine import Engine, Plan
 from .errors import DeviceError, OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
-from .load_options import LoadOptions, checked
+from .load_options import LoadOptions, calibrate_command, checked
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
 from .precision import Precision
@@ -204,26 +203,6 @@ def precision_of(options: LoadOptions) -> Precision:
 def calibration_of(options: LoadOptions, session: Session) -> Calibration | None:
     """The calibration of a plan that was loaded with ``options``; None where it needs none."""
     return _calibration(options, _choose(options), session.fingerprint, session.processor)
-
-
-def calibrate_command(options: LoadOptions) -> str:
-    """The command that makes the calibration of a plan."""
-    words = ["flashrt", "calibrate", options.policy, "--checkpoint", str(options.checkpoint)]
-    plain = LoadOptions()
-    names = ("preset", "precision", "horizon", "steps", "numerics", "state_dim", "norm_stats")
-    for name in (*names, "tokenizer"):
-        value = getattr(options, name)
-        if value != getattr(plain, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if options.extra.get("state_in_prompt") is False:
-        words.append("--no-state-in-prompt")
-    if options.prompt_buckets:
-        words += ["--prompt-buckets", ",".join(map(str, options.prompt_buckets))]
-    if options.views != plain.views:
-        words += ["--views", ",".join(options.views)]
-    if options.calibration is not None:
-        words += ["--output", str(options.calibration)]
-    return f"{shlex.join(words)} --npz FILE"
 
 
 def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -92,6 +93,26 @@ class LoadOptions:
     overlap: str | bool = OVERLAP
     camera_bytes: int = 0
     real_time_chunking: bool = False
+
+
+def calibrate_command(options: LoadOptions) -> str:
+    """The command that makes the calibration of a plan."""
+    words = ["flashrt", "calibrate", options.policy, "--checkpoint", str(options.checkpoint)]
+    plain = LoadOptions()
+    names = ("preset", "precision", "horizon", "steps", "numerics", "state_dim", "norm_stats")
+    for name in (*names, "tokenizer"):
+        value = getattr(options, name)
+        if value != getattr(plain, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if options.extra.get("state_in_prompt") is False:
+        words.append("--no-state-in-prompt")
+    if options.prompt_buckets:
+        words += ["--prompt-buckets", ",".join(map(str, options.prompt_buckets))]
+    if options.views != plain.views:
+        words += ["--views", ",".join(options.views)]
+    if options.calibration is not None:
+        words += ["--output", str(options.calibration)]
+    return f"{shlex.join(words)} --npz FILE"
 
 
 def checked(options: LoadOptions) -> LoadOptions:

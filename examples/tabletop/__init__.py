@@ -5,4 +5,7 @@
 
 from .task import TASK, Tabletop
 
-__all__ = ["TASK", "Tabletop"]
+#: What the policy beside this file is loaded with.
+PLAN = {"preset": "small", "threads": 1}
+
+__all__ = ["PLAN", "TASK", "Tabletop"]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.evaluation.rollout import SUBSTEP_S, targets
 
-from .execution import STEP_S, targets
 from .layout import INSTRUCTIONS
 from .recording import EpisodeWriter
 from .robot import DT_S
@@ -45,9 +45,9 @@ def record(path: Path, seconds: float, instruction: str = INSTRUCTION) -> int:
                 plan, observation = expert.plan(episode), episode.observation()
                 passed_ns = begin_ns + observation.stamp_ns
                 writer.moment(replace(observation, stamp_ns=passed_ns), plan)
-                for target in targets(plan, DT_S, 1)[:_EVERY]:
-                    episode.advance(target, STEP_S)
-            passed_ns += round(_EVERY * STEP_S * 1e9)
+                for target in targets(plan, DT_S, 1)[0][:_EVERY]:
+                    episode.advance(target, SUBSTEP_S)
+            passed_ns += round(_EVERY * SUBSTEP_S * 1e9)
             episodes += 1
             episode.close()
     return episodes

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.evaluation.rollout import execute
 
-from .execution import execute
 from .layout import Array
 from .recording import STORAGES, EpisodeWriter
 from .robot import ARM, DT_S, HORIZON

@@ -10,7 +10,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.rollout import SUBSTEP_S
 from flashrt_core.evaluation.task import FoundTask, Task
 from flashrt_core.load import LoadOptions
-from flashrt_ros.parameters import RAW, NodeConfig, expand
+from flashrt_ros.parameters import RAW, NodeConfig
 from flashrt_ros.paths import share_directory
 from flashrt_ros.replay.parameter_file import read_parameters
 
@@ -63,9 +63,6 @@ def parameters_for(
     }
     for key in values["cameras"]:
         values[f"camera.{key}.transport"] = RAW  # that the simulator sends
-    # A strategy that the plan has to be made for has a parameter of its own name.
-    if strategy in expand(()):
-        values[strategy] = True
     return values
 
 

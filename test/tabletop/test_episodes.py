@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from tabletop import TASK, backend
 from tabletop.episode import SECONDS, TabletopEpisode
-from tabletop.execution import STEP_S, execute, targets
 from tabletop.expert import CONTACT, LOW, TRAVEL, Expert, velocity
 from tabletop.layout import SIDES
 from tabletop.robot import ARM, DT_S, HORIZON, JOINTS
 
 from flashrt_core.errors import InputError
+from flashrt_core.evaluation.rollout import SUBSTEP_S as STEP_S
+from flashrt_core.evaluation.rollout import execute, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -197,9 +198,9 @@ def test_the_tool_points_down_where_it_was_sent() -> None:
 
 def test_lines_between_rows() -> None:
     chunk = np.arange(HORIZON)[:, None] * np.ones(len(JOINTS))
-    between = targets(chunk, DT_S, 2)
+    between, _ = targets(chunk, DT_S, 2)
     assert between[:, 0] == pytest.approx(np.arange(10) * 0.2)
-    assert targets(chunk, DT_S, HORIZON)[-1, 0] == HORIZON - 1, "the last row is held"
+    assert targets(chunk, DT_S, HORIZON)[0][-1, 0] == HORIZON - 1, "the last row is held"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from tabletop import TASK
 from tabletop.episode import TabletopEpisode
-from tabletop.execution import execute
 from tabletop.expert import Expert
 from tabletop.layout import SIDES
 from tabletop.robot import DT_S, PIXELS, VIEWS
+
+from flashrt_core.evaluation.rollout import execute
 
 pytestmark = pytest.mark.usefixtures("opengl")
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,13 +10,13 @@ from rosbags.rosbag2 import Reader, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 from tabletop import TASK
 from tabletop.dataset import Dataset, load, read_dataset, read_episode
-from tabletop.execution import execute
 from tabletop.expert import Expert
 from tabletop.generate import ROWS, Disturbance, main, record
 from tabletop.recording import EPOCH_NS, TOPICS, EpisodeWriter
 from tabletop.robot import DT_S, HORIZON, JOINTS, PIXELS, VIEWS
 
 from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.evaluation.rollout import execute
 
 pytestmark = pytest.mark.usefixtures("opengl")
 
