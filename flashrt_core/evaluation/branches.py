@@ -58,6 +58,7 @@ class Forks:
         single, best: success of that, and of the branch with the highest score.
         paired: single against best.
         single_score, best_score: means.
+        improved: starts at which the best branch scored more than the single rollout.
     """
 
     forks: int
@@ -68,6 +69,7 @@ class Forks:
     paired: Paired
     single_score: float
     best_score: float
+    improved: int
 
 
 def fork_rollouts(
@@ -108,6 +110,7 @@ def fork_rollouts(
         paired=compare([one.success for one in single], [one.success for one in best]),
         single_score=float(np.mean([one.score for one in single])),
         best_score=float(np.mean([one.score for one in best])),
+        improved=sum(two.score > one.score for one, two in zip(single, best, strict=True)),
     )
 
 

@@ -82,7 +82,7 @@ def show_forks(forks: Forks, console: Console) -> None:
     paired = forks.paired
     console.print(
         f"the better branch won {paired.only_second} starts that the single rollout lost"
-        f" (p {paired.p_value:.2g})",
+        f" (p {paired.p_value:.2g}), and scored more at {forks.improved} of {forks.single.total}",
         highlight=False,
     )
 

@@ -133,6 +133,11 @@ def test_branches_share_their_past_and_differ_by_noise(pilot: EnginePilot) -> No
     assert forks.best_score == pytest.approx(np.mean(best)) and forks.best_score > np.mean(
         [one.score for one in plain]
     )
+    assert (
+        forks.improved
+        == sum(max(one.score for one in each[1:]) > each[0].score for each in forks.branches)
+        > 0
+    )
     assert pilot.session.engine.sessions.keys() == {"main"}
     with pytest.raises(OptionError, match="--forks.*at least 2"):
         fork_rollouts(pilot, task, seeds, forks=1)
