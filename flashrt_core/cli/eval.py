@@ -79,7 +79,11 @@ Log = Annotated[Path | None, option("--ros: folder for logs of node and simulato
 
 
 @takes_plan(
-    without=("policy", "checkpoint", "preset", "views", "state_dim", "action_dim"),
+    # Its task says some; a strategy, which only --ros has, what a plan is made for.
+    without=(
+        *("policy", "checkpoint", "preset", "views", "state_dim", "action_dim"),
+        "real_time_chunking",
+    ),
     precision={"annotation": Tiers},
 )
 def eval_command(

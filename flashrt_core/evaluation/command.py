@@ -176,7 +176,7 @@ def run_eval(options: EvalOptions, progress: Progress = _quiet) -> Result:
             keep = seen if baseline is None else None
             told = progress(pilot.name, starts.episodes)
             outcomes = run_tier(pilot, task, starts, seen=keep, told=told)
-            joints = () if baseline is None else joint_errors(pilot, task.joint_names, seen)
+            joints = joint_errors(pilot, task.joint_names, seen) if baseline and seen else ()
             compared = len(seen) if joints else 0
             result.tiers.append(
                 summarise(pilot.name, pilot.fingerprint, outcomes, baseline, joints, compared)

@@ -55,6 +55,13 @@ def test_tiers_forks_and_a_resumed_episode_in_one_result(
     assert code == 0
 
 
+def test_without_errors_of_joints(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--episodes", "1", "--error-episodes", "0", "--precision", "fp32,bf16"]
+    code, out, _ = call(capsys, str(FOLDER), *arguments, "--no-reference", "--json")
+    assert code == 0
+    assert [tier["joints"] for tier in json.loads(out)["tiers"]] == [{}, {}]
+
+
 def test_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, str(FOLDER), *SHORT, "--no-reference", "--precision", "fp32,bf16")
     assert code == 0
