@@ -107,7 +107,7 @@ def loop_table(loops: Mapping[str, Any]) -> Table:
     """A line a setting: what the node counted."""
     table = Table(box=SIMPLE_HEAD, header_style="dim", title="through the node")
     columns = ("setting", "decisions", "safe actions", "stale", "late chunks", "skipped rows")
-    for column in (*columns, "total ms p50", "age ms p50", "roughness 1/s²", "jump p95", "pace"):
+    for column in (*columns, "total ms p50", "age ms p50", "accel. rms", "p99", "jump p95", "pace"):
         table.add_column(column, justify="left" if column == "setting" else "right")
     for name, loop in loops.items():
         counts = loop["counts"]
@@ -118,7 +118,7 @@ def loop_table(loops: Mapping[str, Any]) -> Table:
             str(loop["safe_actions"]),
             *(str(counts[key]) for key in ("stale", "late_chunks", "skipped_rows")),
             *(f"{loop['latency_ms'][part].get('p50', 0.0):.0f}" for part in _SHOWN),
-            f"{loop['roughness']:.1f}",
+            *(f"{loop['acceleration'].get(key, 0.0):.1f}" for key in ("rms", "p99")),
             f"{jump:.2g}",
             f"{loop['pace']:.2f}",
         )

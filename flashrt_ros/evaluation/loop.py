@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from flashrt_core.evaluation.command import shown
@@ -73,7 +74,7 @@ class LoopResult:
         safe_actions: times that the safe action was taken in an episode, for any cause.
         latency_ms: by part of a decision.
         jumps: how far the action that is due moved where a chunk came in, by joint.
-        roughness: of the set points, mean over episodes, 1/s^2.
+        acceleration: of the set points, means over episodes, 1/s^2.
         pace: simulated over wall time, of the slowest episode.
     """
 
@@ -82,7 +83,7 @@ class LoopResult:
     safe_actions: int = 0
     latency_ms: dict[str, dict[str, float]] = field(default_factory=dict)
     jumps: dict[str, dict[str, float]] = field(default_factory=dict)
-    roughness: float = 0.0
+    acceleration: dict[str, float] = field(default_factory=dict)
     pace: float = 0.0
 
     def as_dict(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +211,8 @@ def run_loop(
         if not client.wait_for_diagnostics(2, 10.0):
             raise TaskError("the node's diagnostics", expected="one a second", got="none in 10 s")
         _account(result, client, timings)
-    result.roughness = sum(note["roughness"] for note in notes) / max(1, len(notes))
+    for key in notes[0]["acceleration"] if notes else ():
+        result.acceleration[key] = float(np.mean([note["acceleration"][key] for note in notes]))
     result.pace = min((note["pace"] for note in notes), default=0.0)
     return result
 

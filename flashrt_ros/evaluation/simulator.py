@@ -210,16 +210,23 @@ class Simulator:
         return {
             "outcome": vars(found),
             "rejected": run.rejected,
-            "roughness": roughness(np.array(run.targets)),
+            "acceleration": acceleration(np.array(run.targets)),
             "pace": round(len(run.targets) * SUBSTEP_S / max(wall_s, SUBSTEP_S), 4),
         }
 
 
-def roughness(targets: Array) -> float:
-    """Root mean square of the set points' acceleration, over steps and joints, 1/s^2."""
+def acceleration(targets: Array) -> dict[str, float]:
+    """Of the set points [steps, joints], in their unit over s^2: root mean square, the 99th
+    percentile and the largest, over steps and joints. What is rough shows in the last two.
+    """
     if len(targets) < 3:
-        return 0.0
-    return float(np.sqrt(np.mean((np.diff(targets, 2, axis=0) / SUBSTEP_S**2) ** 2)))
+        return {"rms": 0.0, "p99": 0.0, "max": 0.0}
+    found = np.abs(np.diff(targets, 2, axis=0)) / SUBSTEP_S**2
+    return {
+        "rms": float(np.sqrt(np.mean(found**2))),
+        "p99": float(np.percentile(found, 99)),
+        "max": float(found.max()),
+    }
 
 
 def _orders() -> queue.Queue[dict[str, Any] | None]:

@@ -21,7 +21,7 @@ from flashrt_ros.evaluation.command import run_ros_eval
 from flashrt_ros.evaluation.live import LiveOptions, run_live
 from flashrt_ros.evaluation.loop import SimulatorProcess
 from flashrt_ros.evaluation.parameters import parameters_for
-from flashrt_ros.evaluation.simulator import SimulatorOptions, roughness
+from flashrt_ros.evaluation.simulator import SimulatorOptions, acceleration
 from flashrt_ros.parameters import build_config
 from flashrt_ros.replay.progress import Reporter
 
@@ -59,7 +59,7 @@ def test_episodes_run_through_the_node_while_it_thinks_ahead(tmp_path: Path) -> 
     assert counts["decisions"] == sum(one["decisions"] for one in tier["outcomes"])
     assert (loop["safe_actions"], counts["stale"], counts["failed"]) == (0, 0, 0), counts
     assert counts["chunks"] - counts["late_chunks"] <= counts["trajectories"]
-    assert set(loop["jumps"]) == {"slide_x", "slide_y"} and loop["roughness"] > 0.0
+    assert set(loop["jumps"]) == {"slide_x", "slide_y"} and loop["acceleration"]["p99"] > 0.0
     assert 0.5 < loop["pace"] <= 1.05, "real time, or as near as this machine comes"
     config = build_config(loop["parameters"])
     assert config.cameras[0].topic == "front_camera/image_raw"
@@ -138,9 +138,12 @@ def test_the_end_of_a_simulator_is_told_with_its_reason(tmp_path: Path) -> None:
         pass
 
 
-def test_roughness_is_that_of_the_acceleration() -> None:
+def test_acceleration_is_that_of_the_set_points() -> None:
     time_s = np.arange(50) * 0.02
-    assert roughness(np.stack([3.0 * time_s**2, 4.0 * time_s**2], axis=1)) == pytest.approx(
-        np.sqrt((6.0**2 + 8.0**2) / 2)
-    )
-    assert roughness(np.zeros((2, 2))) == 0.0
+    smooth = np.stack([3.0 * time_s**2, 4.0 * time_s**2], axis=1)
+    found = acceleration(smooth)
+    assert found["rms"] == pytest.approx(np.sqrt((6.0**2 + 8.0**2) / 2))
+    assert found["p99"] == pytest.approx(found["max"]) == pytest.approx(8.0)
+    smooth[25:, 0] += 0.01  # a leap
+    assert acceleration(smooth)["max"] == pytest.approx(0.01 / 0.02**2 + 6.0)
+    assert set(acceleration(np.zeros((2, 2))).values()) == {0.0}
