@@ -16,7 +16,7 @@ from ..policies.base import Observation
 from ..session import Session
 from .pilot import EnginePilot
 from .rollout import REPLAN_ROWS, Outcome, Seen, run_episode
-from .statistics import Paired, Rate, compare, wilson
+from .statistics import Mean, Paired, Rate, bootstrapped, compare, wilson
 from .task import Task, TaskError
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +58,7 @@ class Forks:
         single, best: success of that, and of the branch with the highest score.
         paired: single against best.
         single_score, best_score: means.
+        score: difference of the best branch's to the single rollout's.
         improved: starts at which the best branch scored more than the single rollout.
     """
 
@@ -69,6 +70,7 @@ class Forks:
     paired: Paired
     single_score: float
     best_score: float
+    score: Mean
     improved: int
 
 
@@ -110,6 +112,7 @@ def fork_rollouts(
         paired=compare([one.success for one in single], [one.success for one in best]),
         single_score=float(np.mean([one.score for one in single])),
         best_score=float(np.mean([one.score for one in best])),
+        score=bootstrapped([two.score - one.score for one, two in zip(single, best, strict=True)]),
         improved=sum(two.score > one.score for one, two in zip(single, best, strict=True)),
     )
 

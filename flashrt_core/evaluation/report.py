@@ -46,7 +46,7 @@ def show_tiers(tiers: Sequence[Tier], console: Console) -> None:
     table = Table(box=SIMPLE_HEAD, header_style="dim")
     for column in ("decided by", "success %", "95 %", "of", "mean score", "ms a decision"):
         table.add_column(column, justify="left" if column == "decided by" else "right")
-    for column in ("difference", "95 %", "lost", "won", "p"):
+    for column in ("difference", "95 %", "lost", "won", "p", "score", "95 %"):
         table.add_column(column, justify="right")
     for tier in tiers:
         rate, interval = percent(tier.success)
@@ -56,6 +56,8 @@ def show_tiers(tiers: Sequence[Tier], console: Console) -> None:
             row.append(f"{100 * paired.difference:+.1f}")
             row.append(f"{100 * paired.low:+.1f} to {100 * paired.high:+.1f}")
             row += [str(paired.only_first), str(paired.only_second), f"{paired.p_value:.2g}"]
+        if (score := tier.score) is not None:
+            row += [f"{score.mean:+.3f}", f"{score.low:+.3f} to {score.high:+.3f}"]
         table.add_row(*row)
     console.print(table)
     erring = [tier for tier in tiers if tier.joints]
@@ -82,7 +84,8 @@ def show_forks(forks: Forks, console: Console) -> None:
     paired = forks.paired
     console.print(
         f"the better branch won {paired.only_second} starts that the single rollout lost"
-        f" (p {paired.p_value:.2g}), and scored more at {forks.improved} of {forks.single.total}",
+        f" (p {paired.p_value:.2g}), and scored more at {forks.improved} of {forks.single.total}:"
+        f" {forks.score.mean:+.3f}, 95 % {forks.score.low:+.3f} to {forks.score.high:+.3f}",
         highlight=False,
     )
 

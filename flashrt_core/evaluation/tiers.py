@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InputError
 from .pilot import Pilot
 from .rollout import REPLAN_ROWS, Outcome, Seen, run_episode
-from .statistics import Paired, Rate, compare, wilson
+from .statistics import Mean, Paired, Rate, bootstrapped, compare, wilson
 from .task import EVALUATION_SEED, Task
 
 
@@ -57,7 +57,8 @@ class Tier:
         mean_score, mean_decide_ms: over episodes.
         outcomes: of every start, in the order of seeds.
         by_instruction: instruction -> successes and starts.
-        paired: against the baseline; None for the baseline itself.
+        paired, score: against the baseline, success and difference of the score; None for the
+            baseline itself.
         joints: error against the baseline; empty for itself.
         compared: decisions that error is over.
     """
@@ -70,6 +71,7 @@ class Tier:
     outcomes: tuple[Outcome, ...]
     by_instruction: dict[str, tuple[int, int]]
     paired: Paired | None = None
+    score: Mean | None = None
     joints: tuple[JointError, ...] = ()
     compared: int = 0
 
@@ -139,6 +141,9 @@ def summarise(
         outcomes=tuple(outcomes),
         by_instruction=dict(sorted(by.items())),
         paired=None if baseline is None else compare([one.success for one in baseline], won),
+        score=None
+        if baseline is None
+        else bootstrapped([b.score - a.score for a, b in zip(baseline, outcomes, strict=True)]),
         joints=tuple(joints),
         compared=compared,
     )

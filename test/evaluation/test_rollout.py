@@ -88,7 +88,9 @@ def test_who_can_do_it_does_it_and_who_shakes_does_not() -> None:
     assert good.success.rate == 1.0 and good.paired is None
     assert sum(total for _, total in good.by_instruction.values()) == STARTS.episodes
     bad = summarise("shaky", "", shaky, steady)
-    assert bad.paired is not None and bad.mean_score < good.mean_score
+    assert bad.paired is not None and bad.score is not None
+    assert bad.score.mean == pytest.approx(bad.mean_score - good.mean_score)
+    assert bad.score.low <= bad.score.mean <= bad.score.high < 0.0
     assert bad.paired.only_first == STARTS.episodes - bad.success.successes > 0
     assert bad.paired.only_second == 0
 

@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from flashrt_core.evaluation.statistics import compare, mcnemar, wilson
+from flashrt_core.evaluation.statistics import bootstrapped, compare, mcnemar, wilson
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,13 @@ def test_the_paired_interval_is_that_of_the_literature() -> None:
     second = [True] * 36 + [False] * 12 + [True] * 2
     found = compare(first, second)
     assert (round(-found.high, 4), round(-found.low, 4)) == (0.0569, 0.3404)
+
+
+def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(2)
+    found = [bootstrapped(draw.uniform(0.0, 2.0, 60).tolist()) for _ in range(300)]
+    assert 0.9 < np.mean([one.low <= 1.0 <= one.high for one in found]) < 0.98
+    assert bootstrapped([2.0] * 5) == bootstrapped([2.0]) and bootstrapped([]).mean == 0.0
 
 
 def test_the_paired_interval_covers_as_often_as_it_says() -> None:
