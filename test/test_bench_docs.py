@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import bench_docs  # noqa: E402  (tools/ is no package)
+from eval_record import draw_strategies  # noqa: E402
 from toolbox import ToolError  # noqa: E402
 
 from flashrt_core.bench.capsule_command import described  # noqa: E402
@@ -104,6 +106,35 @@ def node_result(**more: Any) -> dict[str, Any]:
     }
 
 
+def eval_result(*names: str) -> dict[str, Any]:
+    """Tiers of ``flashrt eval``, each behind the first a bit better; and what else it can hold."""
+    rate = {"successes": 199, "total": 200, "low": 0.972, "high": 0.999}
+    score = {"mean": 0.0235, "low": 0.011, "high": 0.036}
+    paired = {"difference": -0.005, "low": -0.028, "high": 0.014}
+    joints = {"elbow": {"rms": 1.5e-4}, "wrist": {"rms": 2.4e-4}}
+    first = {"name": names[0], "success": rate, "paired": None, "score": None, "joints": {}}
+    tiers = [first]
+    more = {"paired": paired, "score": score, "joints": joints}
+    tiers += [first | {"name": name} | more for name in names[1:]]
+    loop = {
+        "counts": {"stale": 2},
+        "safe_actions": 1,
+        "jumps": {"elbow": {"p95": 0.016}, "wrist": {"p95": 0.036}},
+        "acceleration": {"p99": 22.54},
+        "pace": 0.97,
+    }
+    forks = {"forks": 4, "single": rate, "best": rate | {"successes": 200}, "improved": 33}
+    return {
+        "tiers": tiers,
+        "loops": dict.fromkeys(names, loop),
+        "forks": forks | {"score": score},
+        "resumed": {"bit_identical": True},
+        "machine": {"cores": 2, "cpu": "CPU"},
+        "commit": "c",
+        "command": "flashrt eval tabletop",
+    }
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A result folder with every file, and the one of machines without a GPU beside it."""
@@ -111,6 +142,9 @@ def folder(tmp_path: Path) -> Path:
     others.mkdir()
     tmp_path.mkdir()
     (others / "node_pi05.json").write_text(json.dumps(node_result()))
+    for name in ("", "_forks", "_node", "_node_150ms"):
+        found = eval_result("cpu fp32, replace, +150 ms", "cpu fp32, ensemble, +150 ms")
+        (others / f"eval_tabletop{name}.json").write_text(json.dumps(found))
     (tmp_path / "node_pi05.json").write_text(json.dumps(node_result(gpu={"name": "GPU"})))
     made = {"bf16": bench_result(), "precision": precision_result(), "soak": soak_result()}
     made |= {"capsule": capsule_result(), "fp8": low_bit_result()}
@@ -165,6 +199,24 @@ def test_a_node_under_load_on_the_cpu_and_beside_a_gpu(folder: Path) -> None:
         assert f"600 s on {where}, ROS 2 kilted, commit c: 6019 decisions at 10.00 Hz" in made
         assert "| overhead p99, ms | 11.5 | 15 | yes |" in made
         assert "| overhead | 7.30 | 9.60 | 11.50 | 20.25 |" in made
+
+
+def test_a_policy_in_its_task(folder: Path, tmp_path: Path) -> None:
+    made = bench_docs.fill(block("eval"), folder)
+    assert "`flashrt eval tabletop` on 2 cores of CPU, commit c:" in made
+    assert "| 199 of 200 (97.2 to 99.9 %) | -0.5 (-2.8 to +1.4) | +0.024 (+0.011 to +0.036)" in made
+    assert "| 2.4e-04 (wrist) |" in made
+    made = bench_docs.fill(block("eval_forks"), folder)
+    assert "at 199 of 200 starts, the best of 4 forks of one state at 200;" in " ".join(
+        made.split()
+    )
+    assert "the rest is bit-identical." in made
+    for name in ("eval_node", "eval_delay"):
+        made = bench_docs.fill(block(name), folder)
+        assert "| +0.024 (+0.011 to +0.036) | 1 / 2 | 0.036 | 22.5 | 0.97 |" in made
+    figure = tmp_path / "figure.png"
+    draw_strategies(eval_result("a, replace, +1 ms", "a, temporal_ensemble, +1 ms"), figure)
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_unknown_block_is_refused(tmp_path: Path) -> None:
@@ -232,9 +284,8 @@ def test_nothing_is_written_unless_all_is_made(
         (root / name).write_text((ROOT / name).read_text())
     before = {name: (root / name).read_text() for name in bench_docs.DOCUMENTS}
     results = root / bench_docs.FOLDER
-    results.mkdir(parents=True)
-    for file in folder.glob("*.json"):
-        (results / file.name).write_bytes(file.read_bytes())
+    for each in (folder, folder.parent / "cpu"):
+        shutil.copytree(each, results.parent / each.name)
     monkeypatch.setattr(bench_docs, "ROOT", root)
     monkeypatch.setattr(sys, "argv", ["bench_docs.py"])
     whole = (results / "pi05_soak.json").read_text()
@@ -242,10 +293,10 @@ def test_nothing_is_written_unless_all_is_made(
     with pytest.raises(ToolError, match=r"pi05_soak.json: expected JSON"):
         bench_docs.main()
     assert {name: (root / name).read_text() for name in before} == before
-    assert not (root / bench_docs.FIGURE).exists()
+    assert not any((root / figure).exists() for figure in bench_docs.FIGURES)
     (results / "pi05_soak.json").write_text(whole)
     assert bench_docs.main() == 0
-    assert (root / bench_docs.FIGURE).is_file()
+    assert (root / "docs/benchmarks.png").is_file()
     assert all((root / name).read_text() != text for name, text in before.items())
     monkeypatch.setattr(sys, "argv", ["bench_docs.py", "--check"])
     assert bench_docs.main() == 0

@@ -1,7 +1,7 @@
 """Puts measured results into the documents, so that text and result files cannot say two things.
 
 A block between two marker lines is made from the JSON files in bench/results/h200 and replaced as a
-whole; docs/benchmarks.png is drawn from the same file. A block without a file says that it is not
+whole; figures are drawn from the same files. A block without a file says that it is not
 measured yet. Everything is made before anything is written, so a file that lacks something, or that
 was not measured at true size on a GPU, leaves the documents as they are.
 
@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from eval_record import directly, draw_strategies, looped, states  # noqa: E402
 from markdown import table, wrap  # noqa: E402
 from node_record import node_record  # noqa: E402
 from result_files import (  # noqa: E402
@@ -37,8 +38,18 @@ from toolbox import Parser, ToolError, run  # noqa: E402
 from flashrt_core.bench.report import CAPSULE_ROWS, draw  # noqa: E402
 from flashrt_core.outputs import check_output, write_text  # noqa: E402
 
-FIGURE = "docs/benchmarks.png"
-DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/dataflow.md", "docs/node.md")
+#: Figure -> the block whose file it is drawn from, and what draws it.
+FIGURES: dict[str, tuple[str, Callable[[Result, Path], object]]] = {
+    "docs/benchmarks.png": ("headline", draw),
+    "docs/strategies.png": ("eval_delay", draw_strategies),
+}
+DOCUMENTS = (
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/dataflow.md",
+    "docs/node.md",
+    "docs/tutorial.md",
+)
 #: The cases that are named in a sentence, and the one whose layers are drawn.
 LIGHT, HEAVY = (2, 48, 10), (3, 200, 50)
 _BLOCK = re.compile(r"(<!-- from results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -301,6 +312,10 @@ BLOCKS = {
     "precision": Block("pi05_precision.json", precision, "## Precision"),
     "node_cpu": Block("../cpu/node_pi05.json", node_record),
     "node_gpu": Block("node_pi05.json", node_record),
+    "eval": Block("../cpu/eval_tabletop.json", directly),
+    "eval_forks": Block("../cpu/eval_tabletop_forks.json", states),
+    "eval_node": Block("../cpu/eval_tabletop_node.json", looped),
+    "eval_delay": Block("../cpu/eval_tabletop_node_150ms.json", looped),
     "endurance": Block("pi05_soak.json", endurance, "## Endurance"),
 }
 
@@ -367,12 +382,13 @@ def main() -> int:
     made = {path: fill(text, folder) for path, text in texts.items()}
     different = [path for path, text in texts.items() if made[path] != text]
     if not options.check:
-        for path in (*different, ROOT / FIGURE):
+        for path in (*different, *(ROOT / figure for figure in FIGURES)):
             check_output("--output", path)
-        source = folder / BLOCKS["headline"].file
-        if source.is_file():
-            with of_file(source):
-                draw(read_result(source), ROOT / FIGURE)
+        for figure, (block, drawn) in FIGURES.items():
+            source = folder / BLOCKS[block].file
+            if source.is_file():
+                with of_file(source):
+                    drawn(read_result(source), ROOT / figure)
         for path in different:
             write_text(made[path], path, "document")
     for path in different:

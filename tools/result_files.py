@@ -20,6 +20,12 @@ FOLDER = "bench/results/h200"
 CPU_FOLDER = "bench/results/cpu"
 #: File -> what makes it, from the root of the checkout; its --output follows.
 COMMANDS = {
+    "eval_tabletop.json": "flashrt eval tabletop --precision fp32,bf16,fp8 --episodes 200",
+    "eval_tabletop_forks.json": "flashrt eval tabletop --no-reference --episodes 50 --forks 4"
+    " --resume",
+    "eval_tabletop_node.json": "flashrt eval tabletop --ros --episodes 50",
+    "eval_tabletop_node_150ms.json": "flashrt eval tabletop --ros --episodes 50 --added-delay 150"
+    " --strategy replace,temporal_ensemble,real_time_chunking",
     "node_pi05.json": "flashrt bench node --seconds 600",
     "pi05_bf16.json": "flashrt bench pi05 --trace --overlap both",
     "pi05_capsule.json": "flashrt bench capsule",
