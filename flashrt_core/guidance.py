@@ -43,7 +43,8 @@ class Previous:
     Attributes:
         rows: [n, action_dim] float, robot units: what the chunk before says at rows 0, 1, ... of
             the new one, as far as it reaches. At most the horizon.
-        frozen: the first so many are kept as they are.
+        frozen: the first so many are kept as they are; but for numbers that are no actions of the
+            network (beyond 10 in its own units), which it neither keeps nor follows.
         decay: of the weight of the others, a name of DECAYS: ``exponential`` and ``linear`` fall
             from the kept rows to the last; ``ones`` guides all of them fully, ``zeros`` none.
     """
@@ -100,7 +101,10 @@ class Guide:
             )
         most, dim = self._shape[0], self._encoder.action_dim
         try:
-            rows = np.asarray(previous.rows, np.float64)
+            rows = np.asarray(previous.rows)
+            if rows.dtype.kind not in "fiu":
+                raise TypeError(f"{rows.dtype} values")
+            rows = rows.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise InputError("previous rows", expected="numbers", got=str(error)) from error
         if rows.ndim != 2 or not 0 < len(rows) <= most or rows.shape[1] != dim:

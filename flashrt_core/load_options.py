@@ -129,7 +129,15 @@ def checked(options: LoadOptions) -> LoadOptions:
         each.name: _FIELDS[each.name](f"option {each.name!r}", getattr(options, each.name))
         for each in fields(options)
     }
-    return replace(options, **values)
+    made = replace(options, **values)
+    if made.working_sets > made.max_sessions:
+        raise OptionError(
+            "option 'working_sets'",
+            expected=f"at most {made.max_sessions}, the sessions that may exist (max_sessions)",
+            got=made.working_sets,
+            remedy="a set more would never hold anything",
+        )
+    return made
 
 
 Check = Callable[[str, Any], Any]  # name of the option and its value; the value to use

@@ -197,12 +197,14 @@ def _values(changes: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for change in changes:
         name, mark, text = change.partition(":=")
+        if not (name and mark):
+            raise OptionError("option '--set'", expected="NAME:=VALUE", got=f"'{change}'")
         try:
             found[name] = yaml.safe_load(text)
         except yaml.YAMLError:
-            mark = ""
-        if not (name and mark):
-            raise OptionError("option '--set'", expected="NAME:=VALUE", got=f"'{change}'")
+            raise OptionError(
+                f"option '--set', value of {name}", expected="YAML", got=f"'{text}'"
+            ) from None
     return found
 
 

@@ -53,6 +53,17 @@ def check_replan_rows(config: NodeConfig, horizon: int) -> None:
         )
 
 
+def check_delay(config: NodeConfig, horizon: int) -> None:
+    """OptionError when a chunk is over before it is expected; horizon 0: not known."""
+    lasts_s = horizon * config.action_dt_s
+    if horizon and config.execution.delay_s >= lasts_s:
+        raise OptionError(
+            "parameter 'execution.delay_s'",
+            expected=f"less than {lasts_s:g} s, which a chunk lasts (horizon, action.dt_s)",
+            got=config.execution.delay_s,
+        )
+
+
 def _names(config: NodeConfig, indices: tuple[int, ...]) -> str:
     return ", ".join(config.action_names[index] for index in indices)
 

@@ -30,7 +30,13 @@ from flashrt_ros.execution.control import Control
 from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.inputs import AHEAD_NS, Input, Refusal
-from flashrt_ros.loading import LoadLog, check_action_kind, check_replan_rows, load_options
+from flashrt_ros.loading import (
+    LoadLog,
+    check_action_kind,
+    check_delay,
+    check_replan_rows,
+    load_options,
+)
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.prompt_topic import PromptTopic
 from flashrt_ros.stamps import in_seconds
@@ -136,7 +142,9 @@ class Runtime:
         self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
         release(self._close_engine)
         check_action_kind(config, self.session.processor.relative)
-        check_replan_rows(config, max(self.session.contract.shapes).horizon)
+        horizon = max(self.session.contract.shapes).horizon
+        check_replan_rows(config, horizon)
+        check_delay(config, horizon)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
         self.decider = Decider(self.session, self.ingest, config, outlet, self.statistics)
@@ -149,6 +157,7 @@ class Runtime:
     def _build_execution(self, outlet: Outlet) -> Outlet:
         """Build the execution; an outlet whose chunks it gets, too."""
         check_replan_rows(self.config, self.config.horizon)
+        check_delay(self.config, self.config.horizon)
         if not self.config.execution.limited:
             self.node.get_logger().warning(
                 "no limits.lower, limits.upper or limits.max_step is set: an output sends whatever"

@@ -48,12 +48,16 @@ class Histogram:
         self.maximum = max(self.maximum, value)
 
     def percentile(self, percent: float) -> float:
-        """The least multiple of ``step`` that so many values do not exceed; NaN without values."""
+        """The least multiple of ``step`` that so many values do not exceed, or the largest value
+        where that is less; NaN without values.
+        """
         total = int(self._counts.sum())
         if not total:
             return math.nan
         at = int(np.searchsorted(np.cumsum(self._counts), math.ceil(total * percent / 100)))
-        return at * self._step if at < len(self._counts) - 1 else math.inf
+        return (
+            min(at * self._step, max(0.0, self.maximum)) if at < len(self._counts) - 1 else math.inf
+        )
 
 
 class Statistics:

@@ -52,6 +52,13 @@ def run_node_bench(options: NodeBenchOptions, reporter: Reporter) -> int:
     output = None if options.output is None else check_output("--output", options.output)
     file = read_parameters(options.parameters or config_file("node_bench.yaml"))
     file = file.changed(options.changes)
+    if not file.config.rate_hz:
+        raise OptionError(
+            "parameter 'rate_hz'",
+            expected="more than 0: timed decisions are measured",
+            got=0,
+            remedy="--set rate_hz:=10.0",
+        )
     if warning := use_shared_memory({}):
         reporter.say(f"note: {warning}")
     if file.outputs:

@@ -13,7 +13,12 @@ from typing import Any
 from flashrt_core.errors import OptionError
 from flashrt_core.guidance import DECAYS, EXPONENTIAL
 from flashrt_ros.execution.chunk import INTERPOLATIONS, LINEAR
-from flashrt_ros.execution.strategies import REPLACE, STRATEGIES
+from flashrt_ros.execution.strategies import (
+    REAL_TIME_CHUNKING,
+    REPLACE,
+    STRATEGIES,
+    TEMPORAL_ENSEMBLE,
+)
 
 # What the stamp of a trajectory is.
 NOW_STAMP, ZERO_STAMP = "now", "zero"
@@ -93,6 +98,12 @@ ROWS: tuple[dict[str, Any], ...] = (
 NAMES = frozenset(row["name"] for row in ROWS)
 _TOPICS = ("output.trajectory.topic", "output.commands.topic")
 # They change what the outputs send; without one, whoever sets them is mistaken.
+_DEFAULTS = {row["name"]: row["default"] for row in ROWS}
+# What only one strategy reads.
+_OF_STRATEGIES = {
+    "execution.ensemble_decay": TEMPORAL_ENSEMBLE,
+    "execution.rtc.decay": REAL_TIME_CHUNKING,
+}
 _OF_OUTPUTS = {row["name"]: row["default"] for row in ROWS if row["name"] not in _TOPICS}
 
 
@@ -190,6 +201,18 @@ def read(
             "parameter 'safe.controller_timeout_s'", expected="more than 0, with"
             " safe.controller_state.topic", got=0, remedy="say how long it may be silent",
         )  # fmt: skip
+    if config.strategy == REAL_TIME_CHUNKING and not v["rate_hz"]:
+        raise OptionError(
+            "parameter 'execution.strategy'", expected=f"another than {REAL_TIME_CHUNKING}, as"
+            " rate_hz is 0", got=REAL_TIME_CHUNKING,
+            remedy="set rate_hz: decisions of ~/decide continue no chunk",
+        )  # fmt: skip
+    for name, strategy in _OF_STRATEGIES.items():
+        if v[name] != _DEFAULTS[name] and config.strategy != strategy:
+            raise OptionError(
+                f"parameter '{name}'", expected=f"none, without execution.strategy {strategy}",
+                got=v[name], remedy="take it out, or set the strategy",
+            )  # fmt: skip
     if config.replan_rows and not v["rate_hz"]:
         raise OptionError(
             "parameter 'execution.replan_rows'", expected="0, as rate_hz is 0",

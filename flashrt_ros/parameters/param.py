@@ -80,7 +80,8 @@ class Param:
         elif self.kind == "string":
             remedy = "quote it in YAML"
         else:
-            remedy = f"write it like {in_yaml(self.default)}, without quotes"
+            like = "true or false" if self.kind == "bool" else f"it like {in_yaml(self.default)}"
+            remedy = f"write {like}, without quotes"
         return OptionError(
             f"parameter '{self.name}'", expected=self.kind, got=_show(value), remedy=remedy
         )

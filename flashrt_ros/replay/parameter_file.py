@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from flashrt_core.errors import OptionError
-from flashrt_ros.parameters import JOINTS, NodeConfig, build_config, camera_keys, expand
+from flashrt_ros.parameters import JOINTS, NodeConfig, build_config, camera_keys
+from flashrt_ros.unknown_parameters import unknown_parameters
 
 from .output import writing
 
@@ -76,9 +77,14 @@ class ParameterFile:
 
     def changed(self, values: Mapping[str, Any]) -> ParameterFile:
         """The same with other values, by full name; OptionError where the node refuses them."""
-        known = expand(camera_keys(self.values.get("cameras", ())))
-        if unknown := sorted(set(values) - set(known)):
-            raise OptionError(f"parameter '{unknown[0]}'", expected="one of docs/parameters.md")
+        keys = camera_keys(self.values.get("cameras", ()))
+        for name, hint in unknown_parameters(values, keys).items():
+            raise OptionError(
+                f"parameter '{name}'",
+                expected="one of docs/parameters.md",
+                got="none of them",
+                remedy=hint or None,
+            )
         merged = {**self.values, **values}
         return ParameterFile(self.path, build_config(merged), merged)
 

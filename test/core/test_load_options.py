@@ -26,6 +26,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     *((name, value, WHOLE) for name in ("state_dim", "action_dim", "horizon", "steps")
       for value in ("3", 1.5, True)),
     ("max_sessions", 0, "a whole number >= 1, got 0"),
+    ("working_sets", 5, "expected at most 4, the sessions that may exist"),
     ("capsule_slots", -1, ">= 0, got -1"),
     ("threads", -1, ">= 0 and at most 1024, got -1"),
     ("threads", 2**40, "at most 1024"),

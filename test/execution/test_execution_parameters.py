@@ -13,7 +13,7 @@ import yaml
 from flashrt_core.errors import OptionError
 from flashrt_core.policies import find_policy
 from flashrt_ros.execution.parameters import NAMES
-from flashrt_ros.loading import check_replan_rows, load_options
+from flashrt_ros.loading import check_delay, check_replan_rows, load_options
 from flashrt_ros.parameters import TABLE, build_config
 from flashrt_ros.unknown_parameters import refuse_execution, unknown_parameters
 
@@ -69,6 +69,22 @@ OPTIONS = [
     (
         {"output.commands.topic": "t", "execution.replan_rows": 3, "rate_hz": 0.0},
         "expected 0, as rate_hz is 0",
+    ),
+    (
+        {
+            "output.commands.topic": "t",
+            "execution.strategy": "real_time_chunking",
+            "rate_hz": 0.0,
+        },
+        "'execution.strategy': expected another than real_time_chunking, as rate_hz is 0",
+    ),
+    (
+        {"output.commands.topic": "t", "execution.rtc.decay": "ones"},
+        "'execution.rtc.decay': expected none, without execution.strategy real_time_chunking",
+    ),
+    (
+        {"output.commands.topic": "t", "execution.ensemble_decay": 0.5},
+        "'execution.ensemble_decay': expected none, without .* temporal_ensemble, got 0.5",
     ),
 ]
 
@@ -162,6 +178,15 @@ def test_a_chunk_must_reach_beyond_the_row_that_brings_the_next() -> None:
     check_replan_rows(config, 0)
     with pytest.raises(OptionError, match="'execution.replan_rows': expected less than 10.* 10"):
         check_replan_rows(config, 10)
+
+
+def test_a_chunk_must_last_until_it_is_expected() -> None:
+    given = {"output.commands.topic": "t", "action.dt_s": 0.02, "execution.delay_s": 0.2}
+    config = build_config(MINIMAL | given)
+    check_delay(config, 11)
+    check_delay(config, 0)
+    with pytest.raises(OptionError, match="'execution.delay_s': expected less than 0.2 s"):
+        check_delay(config, 10)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -107,9 +107,11 @@ def test_a_limit_that_does_not_hold_is_the_exit_status(run: Run) -> None:
         (("--camera-hz", "0"), "option '--camera-hz'"),
         (("--params", os.devnull), "parameter file '/dev/null'"),
         (("--set", "rate_hz"), "'--set': expected NAME:=VALUE, got 'rate_hz'"),
-        (("--set", "rate_hz:=[1"), "'--set': expected NAME:=VALUE"),
+        (("--set", "rate_hz:=[1"), "'--set', value of rate_hz: expected YAML, got '[1'"),
+        (("--set", "rate_hz:=0.0"), "'rate_hz': expected more than 0"),
+        (("--set", "ratehz:=3.0"), "did you mean 'rate_hz'?"),
         (("--set", "rate_hz:=fast"), "parameter 'rate_hz': expected float, got 'fast'"),
-        (("--set", "rate:=1.0"), "parameter 'rate': expected one of docs/parameters.md"),
+        (("--set", "zzz:=1.0"), "parameter 'zzz': expected one of docs/parameters.md, got none"),
     ],
 )
 def test_options_that_do_not_do_are_refused(arguments: tuple[str, ...], text: str) -> None:
@@ -126,6 +128,7 @@ def test_percentiles_of_a_histogram_are_never_too_small() -> None:
         exact = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
         assert exact - 1e-9 <= histogram.percentile(percent) <= exact + 0.1 + 1e-9
     assert histogram.maximum == pytest.approx(300.0)
+    assert histogram.percentile(100) == histogram.maximum
     few = Histogram(0.1, 10)
     assert math.isnan(few.percentile(50))
     few.add(-1.0)

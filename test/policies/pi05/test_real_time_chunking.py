@@ -259,6 +259,8 @@ def test_split_and_whole_decisions_agree(guided: Session) -> None:
         (Previous(np.ones((2, 4))), r"previous rows: expected .*, got \[2, 4\]"),
         (Previous(np.ones(3)), r"previous rows: expected .*, got \[3\]"),
         (Previous(np.array([["a"] * 3])), "previous rows: expected numbers"),
+        (Previous(np.ones((1, 3), complex)), "expected numbers, got complex128 values"),
+        (Previous(np.ones((1, 3), bool)), "expected numbers, got bool values"),
         (Previous(np.array([[0.0, np.nan, 0.0]])), "previous rows: expected finite values"),
         (Previous(np.array([[0.0, np.inf, 0.0]])), "previous rows: expected finite values"),
         (Previous(np.ones((2, 3)), 3), r"previous rows to keep: expected 0\.\.2, got 3"),
