@@ -22,6 +22,7 @@ from .fingerprint import Fingerprint, fingerprint
 from .load_options import LoadOptions, calibrate_command, checked
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
+from .policies.sizes import sized
 from .precision import Precision
 from .session import Session
 from .weights import TensorSource, checkpoint_path, open_weights
@@ -321,7 +322,7 @@ def _choose(options: LoadOptions) -> _Choice:
             )
         given["real_time_chunking"] = True
     overrides = {**deployment.overrides, **given, **options.extra}
-    config = policy.config(options.preset, **overrides)
+    config = sized(policy, options.preset, overrides, deployment, options.checkpoint)
     fewest = len(views) - _absent_views(options, policy)
     shapes = tuple(
         shape for n in range(len(views), fewest - 1, -1) for shape in policy.shapes(config, n)

@@ -1,6 +1,6 @@
 """Files that a command writes: whether that will work, asked before there is anything to lose.
 
-``check_output`` and ``check_figure`` come before the work, the others behind it.
+``check_output``, ``check_folder`` and ``check_figure`` come before the work, the others behind it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,45 @@ def check_output(option: str, path: Path) -> Path:
     return path
 
 
+def check_folder(option: str, path: Path, *, new: bool = False) -> Path:
+    """``path`` with ``~`` expanded, once it is known that files can be written in that folder.
+
+    Folders above it are made where they are missing. What lies in it stays as it is.
+
+    Args:
+        option: that named the path, for the message.
+        path: as it was given.
+        new: nothing may be there yet.
+
+    Raises:
+        OptionError: a file, or a place where nothing can be written.
+    """
+    try:
+        path = path.expanduser()
+        there = path.exists()
+        if there and new:
+            raise FileExistsError(None, "it is there already")
+        if there and not path.is_dir():
+            raise NotADirectoryError(None, "it is no folder")
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            part = _part(path / "any")
+            with part.open("xb"):
+                pass
+            part.unlink()
+        finally:
+            if not there:
+                path.rmdir()
+    except (OSError, RuntimeError, ValueError) as error:  # no home; NUL, or what is no Unicode
+        raise OptionError(
+            f"option '{option}'",
+            expected="a new folder" if new else "a folder that can be written",
+            got=f"'{path}': {getattr(error, 'strerror', None) or error}",
+            remedy="name another" if new else "name a folder of yours",
+        ) from error
+    return path
+
+
 def check_figure(option: str, path: Path) -> Path:
     """As :func:`check_output`, of a figure, whose kind the name ends in."""
     if path.suffix.lower() not in FIGURES:
@@ -88,7 +127,9 @@ def writing(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{what} '{path}' cannot be written", got=error.strerror or error
+            f"{what} '{path}' cannot be written",
+            got=error.strerror or error,
+            remedy="make room there, or give another path",
         ) from error
 
 

@@ -26,7 +26,10 @@ def terminal_or_file() -> Console:
 
 
 class Ended(SystemExit):
-    """Raised where a signal asks the command to end, so that everything is left in order."""
+    """Raised where a signal asks the command to end, so that everything is left in order.
+
+    Whoever knows what was kept says it with ``add_note``; the line that is printed ends in that.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -34,7 +37,8 @@ class Ended(SystemExit):
 
     def __str__(self) -> str:
         name = signal.Signals(self.number).name
-        return "interrupted" if self.number == signal.SIGINT else f"ended by {name}"
+        how = "interrupted" if self.number == signal.SIGINT else f"ended by {name}"
+        return "; ".join([how, *getattr(self, "__notes__", ())])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from functools import cache
 
 from flashrt_core.errors import DeviceError, OptionError
@@ -45,12 +46,15 @@ os.environ.setdefault("LP_NUM_THREADS", "1")
 
 
 def _refused(got: object) -> RenderingError:
+    ours = BACKEND in (*_LIBRARIES, _NONE)
     return RenderingError(
         f"OpenGL for the simulated cameras (MUJOCO_GL={BACKEND})",
         expected=f"one that needs no display: {' or '.join(_LIBRARIES.values())}",
         got=f"{type(got).__name__}: {got}" if isinstance(got, Exception) else got,
         remedy="run: apt-get update && apt-get install -y libegl1 libopengl0 libgl1-mesa-dri; or "
-        "install libosmesa6 and set MUJOCO_GL=osmesa",
+        "install libosmesa6 and set MUJOCO_GL=osmesa"
+        if ours
+        else f"unset it, or set {' or '.join(_LIBRARIES)}",
     )
 
 
@@ -76,8 +80,15 @@ def check_opengl() -> None:
         raise _refused("none")
     # One that cannot be made is deleted all the same, and would stumble over what it never got.
     mujoco.GLContext._context = None
+    mujoco.Renderer._gl_context = mujoco.Renderer._mjr_context = None
     try:
-        mujoco.GLContext(8, 8).free()
+        with warnings.catch_warnings(record=True) as said:  # what GLFW has in place of exceptions
+            warnings.simplefilter("always")
+            context = mujoco.GLContext(8, 8)
+        if not context._context:
+            reasons = [str(each.message) for each in said] or ["no window could be opened"]
+            raise RuntimeError(reasons[0])
+        context.free()
     except Exception as error:  # EGL, OSMesa, PyOpenGL and GLFW each have their own kinds
         raise _refused(error) from error
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
+import struct
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 from PIL import Image
@@ -15,9 +19,28 @@ from PIL import Image
 from flashrt_core.errors import OptionError
 from flashrt_core.outputs import whole_file
 
-from .robot import HORIZON, JOINTS, PIXELS
+from .robot import HORIZON, JOINTS, PIXELS, VIEWS
 
 _Any = np.ndarray[Any, Any]
+_SHAPES = {
+    "images": (len(VIEWS), PIXELS, PIXELS, 3),
+    "state": (len(JOINTS),),
+    "chunk": (HORIZON, len(JOINTS)),
+    "episode": (),
+}
+#: What reading a file of any content as an archive of arrays may raise.
+_NO_ARCHIVE = (
+    AttributeError,
+    BadZipFile,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,7 @@ class Dataset:
         episode: [N] int32, index into ``names``.
         names: of the bags.
         prompts: of each episode, its instruction.
+        marks: of each bag, what is another one once its files change; empty where that is unknown.
     """
 
     images: _Any
@@ -39,6 +63,7 @@ class Dataset:
     episode: _Any
     names: tuple[str, ...]
     prompts: tuple[str, ...]
+    marks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.state)
@@ -47,8 +72,21 @@ class Dataset:
         """The instruction of a moment."""
         return self.prompts[self.episode[moment]]
 
+    def only(self, episode: int) -> Dataset:
+        """One episode of it."""
+        first, end = np.searchsorted(self.episode, [episode, episode + 1])
+        return Dataset(
+            self.images[first:end],
+            self.state[first:end],
+            self.chunk[first:end],
+            np.zeros(end - first, np.int32),
+            (self.names[episode],),
+            (self.prompts[episode],),
+            self.marks[episode : episode + 1],
+        )
 
-def read_episode(path: Path) -> Dataset:
+
+def read_episode(path: Path | str) -> Dataset:
     """The moments of one bag at which everything was recorded.
 
     Raises:
@@ -61,6 +99,7 @@ def read_episode(path: Path) -> Dataset:
 
     from .recording import IMAGES, PLANS, PROMPTS, STATES, TOPICS
 
+    path = Path(path)
     store: Any = get_typestore(Stores.ROS2_JAZZY)
     moments: dict[int, dict[str, Any]] = {}
     prompt = ""
@@ -69,7 +108,7 @@ def read_episode(path: Path) -> Dataset:
         if wrong:
             raise OptionError(f"bag '{path}'", expected=f"topics {wrong}", got=bag.describe())
         for message in bag.messages(TOPICS):
-            content = store.deserialize_cdr(message.data, TOPICS[message.topic])
+            content = _content(path, store, message.data, TOPICS[message.topic])
             if message.topic == PROMPTS:
                 prompt = content.data
             else:
@@ -91,34 +130,60 @@ def read_episode(path: Path) -> Dataset:
     )
 
 
-def read_dataset(folder: Path, cache: Path | None = None) -> Dataset:
+def read_dataset(folder: Path | str, cache: Path | str | None = None) -> Dataset:
     """All bags below ``folder``, in the order of their names.
 
     Args:
         folder: that the bags lie in.
-        cache: an .npz file. Bags that it holds are not read again; it is rewritten when it lacked
-            one.
+        cache: an .npz file. Bags that it holds as they are now are not read again; it is rewritten
+            when it held others.
 
     Raises:
         OptionError: no bag there, a bag that cannot be used, or a file that is no cache.
         OutputError: the cache cannot be written.
     """
+    folder, cache = Path(folder), None if cache is None else Path(cache)
     paths = sorted(path.parent for path in folder.glob("*/metadata.yaml"))
     if not paths:
         raise OptionError(
             f"folder '{folder}'",
             expected="recorded episodes",
-            got="none",
+            got="none" if folder.exists() else "no such folder",
             remedy="record some: python -m tabletop.generate --help",
         )
-    known = load(cache) if cache is not None and cache.exists() else None
-    held = set(known.names) if known else set()
-    fresh = [path for path in paths if path.name not in held]
-    parts = [*([known] if known else []), *map(read_episode, fresh)]
-    whole = parts[0] if len(parts) == 1 else join(parts)
-    if cache is not None and fresh:
+    known = None
+    if cache is not None and cache.exists():
+        try:
+            known = load(cache)
+        except OptionError as error:
+            raise error.reworded(remedy="remove it, and it is made anew from the bags") from error
+    there = [(path.name, mark(path)) for path in paths]
+    held = list(zip(known.names, known.marks, strict=False)) if known else []
+    if known and held == there:
+        return known
+    at = {each: index for index, each in enumerate(held)}
+    parts = [
+        known.only(at[each])
+        if known and each in at
+        else replace(read_episode(path), marks=each[1:])
+        for path, each in zip(paths, there, strict=True)
+    ]
+    whole = join(parts)
+    if cache is not None:
         save(whole, cache)
     return whole
+
+
+def mark(bag: Path) -> str:
+    """A digest of sizes and times of a bag's files: another one once they change."""
+    found = []
+    for file in sorted(bag.iterdir()):
+        try:
+            about = file.stat()
+        except OSError:  # who reads it says so
+            continue
+        found.append(f"{file.name}:{about.st_size}:{about.st_mtime_ns}")
+    return hashlib.sha256(os.fsencode("/".join(found))).hexdigest()[:16]
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
@@ -133,6 +198,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         ).astype(np.int32),
         names=tuple(name for part in parts for name in part.names),
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        marks=tuple(mark for part in parts for mark in part.marks),
     )
 
 
@@ -147,28 +213,64 @@ def save(dataset: Dataset, path: Path) -> None:
             episode=dataset.episode,
             names=np.array(dataset.names),
             prompts=np.array(dataset.prompts),
+            marks=np.array(dataset.marks, np.str_),
         )
 
 
-def load(path: Path) -> Dataset:
+def load(path: Path | str) -> Dataset:
     """A cache as it was written; OptionError where the file is none."""
+    path = Path(path)
     try:
+        if path.is_file() and not is_zipfile(path):
+            raise ValueError("no archive of arrays")
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("images", "state", "chunk", "episode")}
+            arrays = {key: file[key] for key in _SHAPES}
             names, prompts = file["names"].tolist(), file["prompts"].tolist()
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+            marks = file["marks"].tolist() if "marks" in file else []
+        _check(arrays, names, prompts)
+    except _NO_ARCHIVE as error:
         raise OptionError(
             f"cache '{path}'",
-            expected="one that was written here",
+            expected="recorded episodes in one file, as training writes it",
             got=f"{type(error).__name__}: {error}",
-            remedy="remove it, and it is made anew from the bags",
+            remedy="give the folder of the recordings, or the cache.npz that was made in it",
         ) from error
-    return Dataset(**arrays, names=tuple(names), prompts=tuple(prompts))
+    return Dataset(**arrays, names=tuple(names), prompts=tuple(prompts), marks=tuple(marks))
+
+
+def _check(arrays: dict[str, _Any], names: list[str], prompts: list[str]) -> None:
+    """ValueError where arrays do not make a dataset."""
+    episode = arrays["episode"]
+    for name, shape in _SHAPES.items():
+        found = arrays[name].shape
+        if found != (len(episode), *shape):
+            raise ValueError(f"{name} of shape {found}, {len(episode)} moments")
+    for name in ("state", "chunk"):
+        if arrays[name].dtype != np.float32 or not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} that are no finite float32 numbers")
+    if arrays["images"].dtype != np.uint8 or episode.dtype != np.int32:
+        raise ValueError("images that are not uint8, or episodes that are not int32")
+    if len(names) != len(prompts) or np.unique(episode).tolist() != list(range(len(names))):
+        raise ValueError(f"{len(names)} names and {len(prompts)} prompts of other episodes")
+    if not len(episode) or (np.diff(episode) < 0).any():
+        raise ValueError("no moments, or moments out of order")
+
+
+def _content(path: Path, store: Any, data: bytes, kind: str) -> Any:
+    try:
+        return store.deserialize_cdr(data, kind)
+    except (AssertionError, LookupError, TypeError, ValueError, struct.error) as error:
+        raise OptionError(
+            f"bag '{path}'", expected=kind, got=f"a damaged message: {error}"
+        ) from error
 
 
 def _pixels(path: Path, data: _Any) -> _Any:
-    with Image.open(io.BytesIO(data.tobytes())) as image:
-        pixels = np.asarray(image.convert("RGB"))
+    try:
+        with Image.open(io.BytesIO(data.tobytes())) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: of Pillow, of a broken PNG
+        raise OptionError(f"bag '{path}'", expected="images", got=error) from error
     if pixels.shape != (PIXELS, PIXELS, 3):
         raise OptionError(
             f"bag '{path}'", expected=f"images of {PIXELS} x {PIXELS}", got=pixels.shape

@@ -5,15 +5,16 @@ python -m tabletop.demo_recording --output examples/tabletop/demo
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from flashrt_core.errors import FlashRTError, OptionError
 from flashrt_core.evaluation.rollout import SUBSTEP_S, targets
+from flashrt_core.outputs import check_folder
+from flashrt_core.terminal import Ended, run_command
 
 from .layout import INSTRUCTIONS
+from .options import Parser
 from .recording import EpisodeWriter
 from .robot import DT_S
 from .task import TASK
@@ -55,19 +56,22 @@ def record(path: Path, seconds: float, instruction: str = INSTRUCTION) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Record a demo."""
-    parser = argparse.ArgumentParser(prog="python -m tabletop.demo_recording", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the bag")
-    parser.add_argument("--seconds", type=float, default=12.0, help="least length")
+    parser = Parser("demo_recording", __doc__)
+    parser.path("--output", help="folder of the bag, which must not be there yet")
+    parser.number(
+        "--seconds", "in 1..600", lambda value: 1.0 <= value <= 600.0, default=12.0,
+        help="least length",
+    )  # fmt: skip
     parser.add_argument("--instruction", choices=INSTRUCTIONS, default=INSTRUCTION)
     options = parser.parse_args(arguments)
-    if not 1.0 <= options.seconds <= 600.0:
-        raise OptionError("option '--seconds'", expected="1 to 600", got=options.seconds)
-    count = record(options.output, options.seconds, options.instruction)
-    print(f"{options.output}: {count} episodes of '{options.instruction}'")
+    output = check_folder("--output", options.output, new=True)
+    try:
+        count = record(output, options.seconds, options.instruction)
+    except Ended as end:
+        end.add_note("nothing was saved")
+        raise
+    print(f"{output}: {count} episodes of '{options.instruction}'")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except FlashRTError as error:
-        sys.exit(str(error))
+    sys.exit(run_command(main, "python -m tabletop.demo_recording"))

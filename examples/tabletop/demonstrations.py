@@ -144,13 +144,14 @@ class Encoder:
         return np.asarray(relative(own, -state, self._joints), np.float32)
 
 
-def load(path: Path) -> Demonstrations:
+def load(path: Path | str) -> Demonstrations:
     """Recordings below a folder (a cache of them is kept there), or a cache file.
 
     Raises:
         OptionError: neither is there, or one that cannot be used.
         OutputError: the cache cannot be written.
     """
+    path = Path(path)
     found = load_cache(path) if path.is_file() else read_dataset(path, path / "cache.npz")
     instructions = tuple(sorted(set(found.prompts)))
     tasks = np.array([instructions.index(prompt) for prompt in found.prompts], np.int64)

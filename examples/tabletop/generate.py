@@ -8,7 +8,6 @@ episode moves the arm, never the labels: each is the expert's plan for the state
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -16,15 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
-from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.rollout import execute
+from flashrt_core.outputs import check_folder
+from flashrt_core.terminal import Ended, run_command
 
 from .layout import Array
-from .recording import STORAGES, EpisodeWriter
+from .options import Parser
+from .recording import STORAGES, EpisodeWriter, made_of
 from .robot import ARM, DT_S, HORIZON
 from .task import TASK
 
+SEEDS = 100_000  # for training; those from here on are for calibration and evaluation
 ROWS = 2  # of each plan that are executed: a moment is recorded every 0.2 s
+
+_MADE = {True: "disturbed", False: "undisturbed"}
 
 
 class Disturbance:
@@ -82,7 +87,7 @@ def record(seed: int, path: Path, storage: str = "mcap", *, disturbed: bool = Tr
     from .expert import Expert  # imports MuJoCo, which start() prepares
 
     expert, disturbance = Expert(episode), Disturbance(seed)
-    with EpisodeWriter(path, storage) as writer:
+    with EpisodeWriter(path, storage, _MADE[disturbed]) as writer:
         writer.prompt(episode.instruction)
         while not episode.done:
             plan = expert.plan(episode)
@@ -94,37 +99,69 @@ def record(seed: int, path: Path, storage: str = "mcap", *, disturbed: bool = Tr
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Record episodes of consecutive seeds."""
-    parser = argparse.ArgumentParser(prog="python -m tabletop.generate", description=main.__doc__)
-    parser.add_argument("--episodes", type=int, required=True, help="how many")
-    parser.add_argument("--first-seed", type=int, default=0, help="0 to 99999 are for training")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the bags")
+    """Record episodes of consecutive seeds.
+
+    Raises:
+        OptionError: an option that cannot be used, or bags there that were made otherwise.
+        OutputError: the file system refuses.
+        RenderingError: no OpenGL here.
+    """
+    parser = Parser("generate", main.__doc__ and main.__doc__.splitlines()[0])
+    parser.whole("--episodes", 1, SEEDS, required=True, help="how many")
+    parser.whole("--first-seed", 0, 1 << 32, default=0, help=f"0 to {SEEDS - 1}")
+    parser.path("--output", help="folder of the bags")
     parser.add_argument("--storage", choices=STORAGES, default="mcap", help="kind of bag")
     parser.add_argument("--undisturbed", action="store_true", help="the expert alone")
     options = parser.parse_args(arguments)
-    if options.episodes < 1 or options.first_seed < 0:
+    seeds = range(options.first_seed, options.first_seed + options.episodes)
+    if seeds[-1] >= SEEDS:
         raise OptionError(
             "options '--episodes' and '--first-seed'",
-            expected="at least 1, and at least 0",
-            got=(options.episodes, options.first_seed),
+            expected=f"seeds up to {SEEDS - 1}: those behind are for calibration and evaluation",
+            got=f"up to {seeds[-1]}",
         )
+    output = check_folder("--output", options.output)
+    paths = {seed: output / f"episode_{seed:06d}" for seed in seeds}
+    kept = [path for path in paths.values() if path.exists()]
+    unknown = _check_kept(kept, options.storage, _MADE[not options.undisturbed])
+    there = set(kept)
     began, made, succeeded = time.monotonic(), 0, 0
-    for seed in range(options.first_seed, options.first_seed + options.episodes):
-        path = options.output / f"episode_{seed:06d}"
-        if path.exists():
-            continue
-        succeeded += record(seed, path, options.storage, disturbed=not options.undisturbed)
-        made += 1
-        if made % 50 == 0:
-            print(f"{made} recorded, {time.monotonic() - began:.0f} s", flush=True)
+    try:
+        for seed, path in paths.items():
+            if path in there:
+                continue
+            succeeded += record(seed, path, options.storage, disturbed=not options.undisturbed)
+            made += 1
+            if made % 50 == 0:
+                print(f"{made} recorded, {time.monotonic() - began:.0f} s", flush=True)
+    except Ended as end:
+        end.add_note(f"{made} recorded in '{output}', the same command goes on")
+        raise
+    doubt = f" ({unknown} do not say whether they were disturbed)" if unknown else ""
     print(
-        f"{options.output}: {made} recorded ({succeeded} with success), "
-        f"{options.episodes - made} were there, {time.monotonic() - began:.0f} s"
+        f"{output}: {made} recorded ({succeeded} with success), "
+        f"{len(kept)} were there{doubt}, {time.monotonic() - began:.0f} s"
     )
 
 
+def _check_kept(paths: list[Path], storage: str, made: str) -> int:
+    """How many of the bags that are there do not say how they were made.
+
+    OptionError where one was made otherwise.
+    """
+    unknown = 0
+    for path in paths:
+        found = made_of(path)
+        unknown += not found[1]
+        if found[0] != storage or (found[1] or made) != made:
+            raise OptionError(
+                f"recording '{path}' that is there",
+                expected=f"{storage}, {made}",
+                got=", ".join(filter(None, found)),
+                remedy="name another --output, or give the options that it was made with",
+            )
+    return unknown
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except FlashRTError as error:
-        sys.exit(str(error))
+    sys.exit(run_command(main, "python -m tabletop.generate"))

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
+from safetensors.numpy import save as array_bytes
+from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from flashrt_core.checkpoint import FILE_NAME
+from flashrt_core.outputs import whole_file, write_text, writing
 from flashrt_core.policies.pi05.config import Pi05Config
 from flashrt_core.policies.pi05.processors import FILES
 
@@ -46,8 +47,12 @@ def save_policy(
         views: cameras, in slot order.
         joint_names: of state and actions.
         absolute: parts of names of the joints whose actions are not relative to the state.
+
+    Raises:
+        OutputError: the file system refuses.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing("policy", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     side, size = config.image_size, len(joint_names)
     inputs: dict[str, Any] = {
         f"observation.images.{view}": {"type": "VISUAL", "shape": [3, side, side]} for view in views
@@ -80,8 +85,8 @@ def save_policy(
     for name, steps in zip(FILES, (before, after), strict=True):
         _write_processor(folder / name, steps, stats)
     tokenizer = files("flashrt_core.policies.pi05").joinpath("tiny_tokenizer.model")
-    with as_file(tokenizer) as path:
-        shutil.copyfile(path, folder / "tokenizer.model")
+    with as_file(tokenizer) as path, whole_file("policy", folder / "tokenizer.model") as part:
+        shutil.copyfile(path, part)
     _write_weights(folder / FILE_NAME, weights)
 
 
@@ -90,10 +95,16 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         f"model.{name}": value.detach().to("cpu", torch.bfloat16).contiguous()
         for name, value in weights.items()
     }
-    # A name of its own first: whoever loads the folder meanwhile reads the old file or the new one.
-    fresh = path.with_name(f"{path.name}.part")
-    save_file(stored, fresh, metadata={"format": "pt"})
-    fresh.replace(path)
+    _write_bytes(path, tensor_bytes(stored, metadata={"format": "pt"}))
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    """Whole or not at all: whoever loads the folder meanwhile reads the old file or the new one.
+
+    The library's own writer would make files that nobody else may read.
+    """
+    with whole_file("policy", path) as part:
+        part.write_bytes(content)
 
 
 def _write_processor(
@@ -104,10 +115,10 @@ def _write_processor(
         step: dict[str, Any] = {"registry_name": kind, "config": config}
         if "normalizer" in kind:
             step["state_file"] = f"{path.stem}_step_{index}_{kind}.safetensors"
-            save_arrays(dict(stats), path.parent / step["state_file"])
+            _write_bytes(path.parent / step["state_file"], array_bytes(dict(stats)))
         described.append(step)
     _write_json(path, {"name": path.stem, "steps": described})
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    write_text(json.dumps(content, indent=2) + "\n", path, "policy")

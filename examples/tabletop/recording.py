@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import yaml
 from PIL import Image
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from flashrt_core.errors import OptionError
 from flashrt_core.outputs import writing
 from flashrt_core.policies.base import Observation
 
@@ -35,7 +37,29 @@ TOPICS = {
 }
 # Any fixed moment will do; a recording is old when it is read.
 EPOCH_NS = 1_767_225_600_000_000_000
+_MADE = "tabletop"  # key of the custom data of a bag
 STORAGES = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
+
+
+def made_of(path: Path) -> tuple[str, str]:
+    """Kind of storage of a bag, and how it was made; empty where it does not say.
+
+    Raises:
+        OptionError: no bag.
+    """
+    try:
+        content = yaml.safe_load((path / "metadata.yaml").read_bytes())
+        about = content["rosbag2_bagfile_information"]
+        return str(about["storage_identifier"]), str(
+            (about.get("custom_data") or {}).get(_MADE, "")
+        )
+    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"'{path}'",
+            expected="a recorded episode",
+            got=getattr(error, "strerror", None) or f"{type(error).__name__}: {error}",
+            remedy="remove it, or name another --output",
+        ) from error
 
 
 class EpisodeWriter:
@@ -44,12 +68,13 @@ class EpisodeWriter:
     Args:
         path: folder of the bag, which must not exist.
         storage: "mcap" or "sqlite3".
+        made: how it was made, in a word, which :func:`made_of` gives back.
 
     Raises:
         OutputError: the file system refuses.
     """
 
-    def __init__(self, path: Path, storage: str = "mcap") -> None:
+    def __init__(self, path: Path, storage: str = "mcap", made: str = "") -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.part")
         self._store: Any = get_typestore(Stores.ROS2_JAZZY)
@@ -60,6 +85,8 @@ class EpisodeWriter:
             self._writer = Writer(
                 self._part / path.name, version=9, storage_plugin=STORAGES[storage]
             )
+            if made:
+                self._writer.set_custom_data(_MADE, made)
             self._writer.open()
         self._topics = {
             topic: self._writer.add_connection(topic, kind, typestore=self._store)

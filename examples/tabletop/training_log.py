@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from flashrt_core.outputs import whole_file, write_text
+
 NAME, FIGURE = "train_log.json", "loss.png"
 
 
@@ -73,10 +75,11 @@ class TrainingLog:
         return f"held out {last['loss']:.4f}, actions {last['action']:.4f} {last['first']:.4f}"
 
     def save(self, folder: Path, *, figure: bool = True) -> None:
-        """Writes the numbers, and the figure where it is wanted."""
-        (folder / NAME).write_text(json.dumps(self.content, indent=1) + "\n")
+        """Writes the numbers, and the figure where it is wanted; OutputError."""
+        write_text(json.dumps(self.content, indent=1) + "\n", folder / NAME, "log")
         if figure and self.content["points"]:
-            self._draw(folder / FIGURE)
+            with whole_file("figure", folder / FIGURE) as part:
+                self._draw(part)
 
     def _draw(self, path: Path) -> None:
         import matplotlib

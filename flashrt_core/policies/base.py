@@ -56,6 +56,7 @@ class Deployment:
         cameras: its own names of the cameras, in the order of the policy's slots.
         state_dim, action_dim: numbers of the robot it was trained with; None where it does not say.
         details: whatever else the policy's processor needs of it.
+        preset: whose sizes its tensors have; None where they are of none.
     """
 
     origin: str
@@ -64,6 +65,7 @@ class Deployment:
     state_dim: int | None = None
     action_dim: int | None = None
     details: Any = None
+    preset: str | None = None
 
 
 @dataclass(frozen=True)

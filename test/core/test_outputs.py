@@ -13,6 +13,7 @@ from flashrt_core.outputs import (
     FIGURES,
     OutputError,
     check_figure,
+    check_folder,
     check_output,
     whole_file,
     write_text,
@@ -27,6 +28,21 @@ def test_a_check_makes_the_folder_and_leaves_the_rest(tmp_path: Path) -> None:
     assert check_output("--output", new) == new
     assert new.parent.is_dir() and not list(new.parent.iterdir())
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "old.json"]
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert check_folder("--output", tmp_path) == tmp_path
+    assert check_folder("--output", tmp_path / "new", new=True) == tmp_path / "new"
+    assert list(tmp_path.iterdir()) == [file]
+    for path, new, told in (
+        (file, False, "a folder that can be written, got .*: it is no folder; name a folder"),
+        (Path("/proc/x"), False, "a folder that can be written, got '/proc/x': No such file"),
+        (tmp_path, True, "a new folder, got .*: it is there already; name another"),
+    ):
+        with pytest.raises(OptionError, match=rf"\Aoption '--output': expected {told}"):
+            check_folder("--output", path, new=new)
 
 
 def test_a_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

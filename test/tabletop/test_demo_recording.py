@@ -37,3 +37,5 @@ def test_episodes_of_one_instruction_follow_each_other_in_time(tmp_path: Path) -
     assert leaps.sum() == count - 1
     with pytest.raises(OptionError, match="--seconds"):
         main(["--output", str(tmp_path / "other"), "--seconds", "0"])
+    with pytest.raises(OptionError, match="expected a new folder, got .*it is there already"):
+        main(["--output", str(tmp_path / "demo")])

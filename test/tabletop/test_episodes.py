@@ -224,6 +224,24 @@ def test_which_opengl_is_chosen(
     assert backend.choose() == chosen
 
 
+@pytest.mark.parametrize("backend", ["glfw", "nonsense"])
+def test_an_opengl_that_is_of_no_use_is_one_line(backend: str) -> None:
+    code = (
+        "from flashrt_core.errors import FlashRTError\n"
+        "try: from tabletop import TASK; TASK.start(1).observation()\n"
+        "except FlashRTError as error: print(error)"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+    environment = os.environ | {"MUJOCO_GL": backend, "PYTHONPATH": path}
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.startswith(f"OpenGL for the simulated cameras (MUJOCO_GL={backend}): ")
+    assert done.stdout.endswith("; unset it, or set egl or osmesa\n") and done.stderr == ""
+
+
 def test_physics_goes_on_without_opengl() -> None:
     code = (
         "from tabletop import TASK; from flashrt_core.errors import FlashRTError\n"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +19,9 @@ from tabletop.generate import ROWS, Disturbance, main, record
 from tabletop.recording import EPOCH_NS, TOPICS, EpisodeWriter
 from tabletop.robot import DT_S, HORIZON, JOINTS, PIXELS, VIEWS
 
-from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.rollout import execute
+from flashrt_core.terminal import run_command
 
 pytestmark = pytest.mark.usefixtures("opengl")
 
@@ -122,6 +127,24 @@ def test_a_cache_spares_reading_and_grows(
     assert equal(grown, read_dataset(bags)) and equal(load(cache), grown)
 
 
+def test_a_cache_notices_bags_that_changed(bags: Path, tmp_path: Path) -> None:
+    folder, cache = tmp_path / "bags", tmp_path / "cache.npz"
+    shutil.copytree(bags, folder)
+    names = sorted(path.name for path in folder.iterdir())
+    first = read_dataset(folder, cache)
+    # Under the name of the second there is another recording now, and the third has gone.
+    shutil.rmtree(folder / names[1])
+    record(77, folder / names[1])
+    shutil.rmtree(folder / names[2])
+    found = read_dataset(str(folder), str(cache))
+    assert equal(found, read_dataset(folder)) and equal(load(cache), found)
+    assert found.names == (names[0], names[1], names[3])
+    assert found.prompts == (first.prompts[0], TASK.start(77).instruction, first.prompts[3])
+    cache.write_bytes(b"PK")
+    with pytest.raises(OptionError, match="; remove it, and it is made anew"):
+        read_dataset(folder, cache)
+
+
 def equal(one: Dataset, other: Dataset) -> bool:
     """Whether two hold the same."""
     arrays = ("images", "state", "chunk", "episode")
@@ -150,11 +173,16 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:
         read_dataset(tmp_path)
     cache = tmp_path / "cache.npz"
     cache.write_bytes(b"PK no archive")
-    with pytest.raises(OptionError, match=r"written here, got .*; remove it"):
+    with pytest.raises(OptionError, match=r"in one file, .* got .*no archive.*; give the folder"):
         load(cache)
     np.savez(cache.open("wb"), images=np.zeros(3))
-    with pytest.raises(OptionError, match="remove it"):
+    with pytest.raises(OptionError, match="KeyError.*; give the folder"):
+        load(str(cache))
+    cache.write_bytes(b"")
+    with pytest.raises(OptionError, match="no archive"):
         load(cache)
+    with pytest.raises(OptionError, match="got no such folder; record some"):
+        read_dataset(str(tmp_path / "missing"), cache)
     store = get_typestore(Stores.ROS2_JAZZY)
     with Writer(tmp_path / "bag", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         topic = writer.add_connection("/prompt", "std_msgs/msg/String", typestore=store)
@@ -164,7 +192,54 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:
         read_episode(tmp_path / "bag")
 
 
-@pytest.mark.parametrize("count", [("0", "0"), ("1", "-1")])
-def test_counts_that_make_no_sense(count: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(FlashRTError, match="at least 1"):
-        main(["--episodes", count[0], "--first-seed", count[1], "--output", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--episodes", "0"), "'--episodes': expected a whole number in 1"),
+        (("--first-seed", "-1"), "'--first-seed': expected a whole number in 0"),
+        (("--first-seed", "99999", "--episodes", "2"), "seeds up to 99999: .*calibration"),
+        (("--output", ""), "'--output': expected a path, got ''"),
+        (("--output", "/proc/x"), "expected a folder that can be written, got '/proc/x'"),
+        (("--out", "x"), "unrecognized arguments"),
+    ],
+)
+def test_options_that_make_no_sense(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=told):
+        main(["--episodes", "1", "--output", str(tmp_path / "bags"), *words])
+    assert not list(tmp_path.iterdir())
+
+
+def test_bags_that_were_made_otherwise_are_not_mixed_with(bags: Path, tmp_path: Path) -> None:
+    words = ["--first-seed", "33", "--episodes", "2", "--output", str(bags)]
+    for other, told in (("--undisturbed", "mcap, undisturbed"), ("--storage=sqlite3", "sqlite3, ")):
+        with pytest.raises(OptionError, match=f"expected {told}.*, got mcap, disturbed; name"):
+            main([*words, other])
+    assert len(list(bags.iterdir())) == 4
+    (tmp_path / "episode_000000").write_text("")
+    with pytest.raises(OptionError, match=r"episode_000000': expected a recorded episode, got Not"):
+        main(["--episodes", "1", "--output", str(tmp_path)])
+
+
+def test_bags_that_do_not_say_how_they_were_made_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EpisodeWriter(tmp_path / "episode_000007") as writer:
+        writer.prompt("push")
+    main(["--episodes", "1", "--first-seed", "7", "--output", str(tmp_path)])
+    assert "1 were there (1 do not say whether" in capsys.readouterr().out
+
+
+def test_an_interruption_says_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(seed: int, path: Path, storage: str, *, disturbed: bool) -> bool:
+        if seed == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+        return True
+
+    monkeypatch.setattr("tabletop.generate.record", interrupted)
+    words = ["--episodes", "3", "--output", str(tmp_path)]
+    assert run_command(lambda: main(words), "generate") == 130
+    told = capsys.readouterr().err
+    assert told == f"generate: interrupted; 2 recorded in '{tmp_path}', the same command goes on\n"

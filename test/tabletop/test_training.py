@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +14,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tabletop import train
+from tabletop import train, training
 from tabletop.dataset import Dataset, save
 from tabletop.demonstrations import Demonstrations, Encoder, load, relative, statistics
 from tabletop.learning import draw_times, pixels
 from tabletop.robot import VIEWS
 
-from flashrt_core.errors import OptionError
-from flashrt_core.load import LoadOptions
+from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.load import LoadOptions, describe
 from flashrt_core.load import load as load_policy
 from flashrt_core.policies.base import Observation
 from flashrt_core.policies.pi05 import POLICY
+from flashrt_core.terminal import run_command
 
 RELATIVE = [True] * 6 + [False]
 PROMPTS = ("push the red block to the left", "push the blue block to the right")
@@ -77,6 +82,12 @@ def test_the_engine_loads_the_folder_and_decides(trained: Path) -> None:
     np.testing.assert_allclose(decision.actions, restored[0], atol=1e-6)
 
 
+def test_the_preset_of_other_weights_is_named(trained: Path) -> None:
+    for preset in ("base", "tiny"):
+        with pytest.raises(OptionError, match="'preset': expected 'small', .*give --preset small"):
+            describe(LoadOptions(preset=preset, checkpoint=trained / "policy"))
+
+
 def test_noise_of_joints_that_the_robot_lacks_changes_nothing(trained: Path) -> None:
     data = load(trained / "data.npz")
     session = load_policy(
@@ -108,6 +119,8 @@ def test_what_is_written(trained: Path) -> None:
     assert log["points"][-1]["step"] == 3
     assert log["held_out"][-1]["loss"] > 0
     assert (trained / "policy" / "loss.png").stat().st_size > 1000
+    modes = {path.stat().st_mode for path in (trained / "policy").iterdir()}
+    assert modes == {(trained / "data.npz").stat().st_mode}
 
 
 def test_a_run_goes_on(trained: Path, tmp_path: Path) -> None:
@@ -120,6 +133,103 @@ def test_a_run_goes_on(trained: Path, tmp_path: Path) -> None:
     log = json.loads((tmp_path / "policy" / "train_log.json").read_text())
     assert len(log["runs"]) == 2
     assert [point["step"] for point in log["points"]] == [2, 4]
+
+
+def refusal(folder: Path, *more: str) -> str:
+    with pytest.raises(FlashRTError) as caught:
+        run(folder, *more)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("batch", "0 -1 1.5 x"),
+        ("samples", "0"),
+        ("workers", "0 5"),  # 5: more than decisions in a batch
+        ("threads", "-1"),
+        ("held-out", "-0.1 1 nan"),
+        ("average", "1 -1 nan"),
+        ("rate", "0 1.1 nan inf"),
+        ("decay", "-1 nan inf"),
+        ("seed", "-1 9223372036854775808"),
+        ("minutes", "0 -1 nan inf 1e9"),
+        ("steps", "0"),
+        ("save-every", "0 nan"),
+        ("data", "missing"),
+        ("output", "/proc/x"),
+    ],
+)
+def test_options_are_checked_first(option: str, values: str, tmp_path: Path) -> None:
+    (tmp_path / "data.npz").touch()  # nothing reads it
+    for value in values.split():
+        told = refusal(tmp_path, f"--{option}={value}")
+        assert told.startswith(f"option '--{option}': expected "), told
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
+
+
+def test_a_policy_is_replaced_where_that_is_asked_for(trained: Path, tmp_path: Path) -> None:
+    assert "'--output': expected a path, got ''" in refusal(tmp_path, "--output", "")
+    assert "it is no folder" in refusal(trained, "--output", str(trained / "data.npz"))
+    before = (trained / "policy" / "model.safetensors").read_bytes()
+    assert "which holds files; name another, go on with --resume" in refusal(trained)
+    assert "expected one of them" in refusal(trained, "--resume", "--overwrite")
+    assert (trained / "policy" / "model.safetensors").read_bytes() == before
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    run(tmp_path, "--steps", "1", "--overwrite", "--no-figure", "--seed", "7")
+    assert (tmp_path / "policy" / "model.safetensors").read_bytes() != before
+
+
+def test_data_that_is_none(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.npz").touch()
+    assert "no archive of arrays; give the folder" in refusal(tmp_path)
+    save(recordings(1), tmp_path / "data.npz")
+    assert "got 0.3 of 1 episodes" in refusal(tmp_path)
+
+
+def test_a_state_that_does_not_fit_is_one_line(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    assert "give --preset small" in refusal(tmp_path, "--resume", "--preset", "tiny")
+    assert "0 minutes and 3 steps done" in refusal(tmp_path, "--resume", "--steps", "3")
+    state = tmp_path / "policy.state.pt"
+    for content in (b"", b"junk", state.read_bytes()[:1000]):
+        state.write_bytes(content)
+        assert "'--resume': expected the state of a run" in refusal(tmp_path, "--resume")
+    torch.save({"step": 1}, state)
+    assert "start anew with --overwrite" in refusal(tmp_path, "--resume")
+
+
+def test_a_loss_that_is_not_finite_writes_nothing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(training, "flow_loss", lambda *_, **__: torch.tensor(torch.nan))
+    monkeypatch.setattr(torch.autograd, "grad", lambda _, weights: tuple(weights))
+    told = refusal(tmp_path, "--steps", "4", "--resume")
+    assert told.startswith("loss of the training at step 4: expected a finite number, got nan")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_interruption_says_what_was_saved(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "data.npz").symlink_to(trained / "data.npz")
+
+    def interrupted(self: training.Training, loss: torch.Tensor) -> None:
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+
+    monkeypatch.setattr(training.Training, "_look", interrupted)
+    words = ("--steps", "9", "--save-every", "1e-6", "--no-figure")
+    assert run_command(lambda: run(tmp_path, *words), "train") == 130
+    told = capsys.readouterr().err
+    assert told.startswith("train: interrupted; the policy of step 1 is in "), told
+    assert torch.load(tmp_path / "policy.state.pt")["step"] == 1
 
 
 def test_a_run_without_a_state_does_not_go_on(trained: Path, tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ openpi: ``model.safetensors``, ``assets/<id>/norm_stats.json`` and, where the co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...checkpoint import SafetensorsFile, file_of
 from ...errors import OptionError, WeightsError
 from ..base import Deployment
-from .config import SLOTS
+from .config import PRESETS, SLOTS
 from .json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
 from .normalisation import Statistics, read_norm_stats
 from .processors import FILES, feature_statistics, read_steps, relative_dims
-from .weights import ROOT
+from .weights import ROOT, tensors
 
 #: Values of LeRobot's configuration that change the network into one that is not built here.
 _FIXED: Mapping[str, object] = {
@@ -74,6 +74,10 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
             details = Details(state, actions)
         return Deployment("random", {"numerics": "exact"}, details=details)
     file = file_of(path)
+    return replace(_read_trained(path, file, norm_stats), preset=_preset_of(file))
+
+
+def _read_trained(path: Path, file: Path, norm_stats: Path | None) -> Deployment:
     lerobot = _has_lerobot_names(file) or any((file.parent / n).exists() for n in FILES)
     if path.is_file():
         _check_names(path, file)
@@ -110,6 +114,20 @@ def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
 def _has_lerobot_names(file: Path) -> bool:
     names = SafetensorsFile(file).entries
     return bool(names) and all(name.startswith("model.") for name in names)
+
+
+def _preset_of(file: Path) -> str | None:
+    """The preset that tensors of these names and shapes are of."""
+    entries = SafetensorsFile(file).entries
+    shapes = {name.removeprefix("model."): entry.shape for name, entry in entries.items()}
+    for preset, config in PRESETS.items():
+        specs = [(name, spec) for name, spec in tensors(config).items() if spec.used]
+        if all(
+            any(shapes.get(each) == spec.shape for each in (*spec.aliases, name))
+            for name, spec in specs
+        ):
+            return preset
+    return None
 
 
 def _check_names(path: Path, file: Path) -> None:
