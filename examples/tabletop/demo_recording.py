@@ -9,13 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from flashrt_core.evaluation.rollout import SUBSTEP_S, targets
 from flashrt_core.outputs import check_folder
 from flashrt_core.terminal import Ended, run_command
 
 from .layout import INSTRUCTIONS
 from .options import Parser
-from .recording import EpisodeWriter
 from .robot import DT_S
 from .task import TASK
 
@@ -31,6 +29,11 @@ def record(path: Path, seconds: float, instruction: str = INSTRUCTION) -> int:
         OutputError: the file system refuses.
         RenderingError: no OpenGL here.
     """
+    # Here, for it takes seconds: within reach of what tells of Ctrl-C.
+    from flashrt_core.evaluation.rollout import SUBSTEP_S, targets
+
+    from .recording import EpisodeWriter
+
     seed, episodes, passed_ns = FIRST_SEED, 0, 0
     with EpisodeWriter(path) as writer:
         writer.prompt(instruction)

@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from flashrt_core.errors import OptionError
-from flashrt_core.evaluation.rollout import execute
 from flashrt_core.outputs import check_folder
 from flashrt_core.terminal import Ended, run_command
 
 from .layout import Array
 from .options import Parser
-from .recording import STORAGES, EpisodeWriter, made_of
 from .robot import ARM, DT_S, HORIZON
 from .task import TASK
 
@@ -83,6 +81,11 @@ def record(seed: int, path: Path, storage: str = "mcap", *, disturbed: bool = Tr
         OutputError: the file system refuses.
         RenderingError: no OpenGL here.
     """
+    # Here, for it takes seconds: within reach of what tells of Ctrl-C.
+    from flashrt_core.evaluation.rollout import execute
+
+    from .recording import EpisodeWriter
+
     episode = TASK.start(seed)
     from .expert import Expert  # imports MuJoCo, which start() prepares
 
@@ -106,6 +109,8 @@ def main(arguments: list[str] | None = None) -> None:
         OutputError: the file system refuses.
         RenderingError: no OpenGL here.
     """
+    from .recording import STORAGES
+
     parser = Parser("generate", main.__doc__ and main.__doc__.splitlines()[0])
     parser.whole("--episodes", 1, SEEDS, required=True, help="how many")
     parser.whole("--first-seed", 0, 1 << 32, default=0, help=f"0 to {SEEDS - 1}")
@@ -149,6 +154,8 @@ def _check_kept(paths: list[Path], storage: str, made: str) -> int:
 
     OptionError where one was made otherwise.
     """
+    from .recording import made_of
+
     unknown = 0
     for path in paths:
         found = made_of(path)
