@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import bench_docs  # noqa: E402  (tools/ is no package)
 from eval_record import draw_strategies  # noqa: E402
+from layer_lines import draw_layer  # noqa: E402
 from toolbox import ToolError  # noqa: E402
 
 from flashrt_core.bench.capsule_command import described  # noqa: E402
@@ -361,7 +362,7 @@ def test_the_text_names_times_and_ratios() -> None:
 
 
 def test_a_layer_is_drawn_from_its_trace() -> None:
-    drawn = bench_docs._draw_layer(LAYER).splitlines()
+    drawn = draw_layer(LAYER).splitlines()
     assert drawn[0] == "norm_qkv_bf16       " + "." * 12 + "#" * 12 + " " * 36 + "    4.0 µs"
     # Resident from 4 us, on its own from 8 us, until 12 us.
     assert (

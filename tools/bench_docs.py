@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from eval_record import directly, draw_strategies, looped, states  # noqa: E402
+from layer_lines import draw_layer  # noqa: E402
 from markdown import table, wrap  # noqa: E402
 from node_record import node_record  # noqa: E402
 from result_files import (  # noqa: E402
@@ -53,8 +54,6 @@ DOCUMENTS = (
 #: The cases that are named in a sentence, and the one whose layers are drawn.
 LIGHT, HEAVY = (2, 48, 10), (3, 200, 50)
 _BLOCK = re.compile(r"(<!-- from results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-_COLUMNS = 60  # characters of a drawn layer
-_LIBRARY = re.compile(r"nvjet|cutlass|gemm|splitK", re.IGNORECASE)
 
 
 def headline(result: Result) -> str:
@@ -256,29 +255,8 @@ def layers(result: Result) -> str:
             continue
         layer = found[name]
         head = f"One {title}: {layer['layer_us']:.1f} µs, {len(layer['kernels'])} launches."
-        parts.append(f"{head}\n\n```\n{_draw_layer(layer)}\n```")
+        parts.append(f"{head}\n\n```\n{draw_layer(layer)}\n```")
     return "\n\n".join(parts) + "\n"
-
-
-def _draw_layer(layer: Result) -> str:
-    kernels = layer["kernels"]
-    ends = [kernel["start_us"] + kernel["duration_us"] for kernel in kernels]
-    scale = _COLUMNS / max(ends)
-    names = [_label(kernel["kernel"]) for kernel in kernels]
-    width = max(map(len, names))
-    lines = []
-    for name, kernel, end in zip(names, kernels, ends, strict=True):
-        start = round(kernel["start_us"] * scale)
-        stop = max(round(end * scale), start + 1)
-        own = min(max(round((end - kernel["share_us"]) * scale), start), stop - 1)
-        bar = " " * start + "." * (own - start) + "#" * (stop - own)
-        lines.append(f"{name:{width}}  {bar:{_COLUMNS}} {kernel['share_us']:6.1f} µs")
-    return "\n".join(lines)
-
-
-def _label(kernel: str) -> str:
-    """What stands beside a bar; the library names its kernels after tiles."""
-    return "product (cuBLASLt)" if _LIBRARY.search(kernel) else kernel
 
 
 _PATHS = {"compiled_graph": "compiled and in one CUDA graph", "eager": "as it comes"}

@@ -201,6 +201,11 @@ def read(
             "parameter 'safe.controller_timeout_s'", expected="more than 0, with"
             " safe.controller_state.topic", got=0, remedy="say how long it may be silent",
         )  # fmt: skip
+    _check_pace(config, v)
+    return config
+
+
+def _check_pace(config: ExecutionConfig, v: Mapping[str, Any]) -> None:
     if config.strategy == REAL_TIME_CHUNKING and not v["rate_hz"]:
         raise OptionError(
             "parameter 'execution.strategy'", expected=f"another than {REAL_TIME_CHUNKING}, as"
@@ -218,7 +223,6 @@ def read(
             "parameter 'execution.replan_rows'", expected="0, as rate_hz is 0",
             got=config.replan_rows, remedy="set rate_hz: it paces the decisions after a failed one",
         )  # fmt: skip
-    return config
 
 
 def _words(default: Any) -> str:
