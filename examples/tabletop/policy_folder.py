@@ -84,10 +84,14 @@ def save_policy(
     ]
     for name, steps in zip(FILES, (before, after), strict=True):
         _write_processor(folder / name, steps, stats)
-    tokenizer = files("flashrt_core.policies.pi05").joinpath("tiny_tokenizer.model")
-    with as_file(tokenizer) as path, whole_file("policy", folder / "tokenizer.model") as part:
-        shutil.copyfile(path, part)
+    _write_tokenizer(folder / "tokenizer.model")
     _write_weights(folder / FILE_NAME, weights)
+
+
+def _write_tokenizer(path: Path) -> None:
+    shipped = files("flashrt_core.policies.pi05").joinpath("tiny_tokenizer.model")
+    with as_file(shipped) as source, whole_file("policy", path) as part:
+        shutil.copyfile(source, part)
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
