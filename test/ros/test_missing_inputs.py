@@ -86,7 +86,8 @@ def test_inputs_that_are_too_far_apart_make_no_decision(start: Callable[..., Rob
     robot.bring_up()
     robot.feed("joints")
     for _ in range(8):
-        robot.publish("front", image(), robot.now_ns() - 400_000_000)
+        # Older than every joint state that the node keeps, however slowly they come.
+        robot.publish("front", image(), robot.now_ns() - 2_000_000_000)
         robot.wait_value("input front", "on_missing", "wait")
     wait_until(lambda: int(robot.fresh_part("decisions")["skewed"]) > 5, 20.0, "skewed decisions")
     wait_until(lambda: robot.levels["policy: decisions"] == (2, "skewed: front, joints"))

@@ -86,7 +86,7 @@ REPORTS: dict[str, tuple[str, ...]] = {
         "ros/test_lifecycle.py::test_every_transition_and_what_each_state_does",
         "ros/test_lifecycle.py::test_every_reason_not_to_configure_leaves_a_node_that_can",
         "ros/test_lifecycle.py::test_a_failed_configure_is_explained_and_can_be_repaired",
-        "launch/test_launch_files.py::test_autostart_configures_then_activates",
+        "launch/test_launch_files.py::test_the_node_starts_itself",
     ),
     "an observation is older than anybody thinks": (
         "ros/test_inputs.py::test_the_newest_sample_within_its_age_is_chosen",

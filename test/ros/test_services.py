@@ -348,8 +348,11 @@ def test_compressed_images_of_any_size_beside_raw_ones(
         target.bring_up()
         target.feed("joints")
         stamp = target.now_ns()
-        target.publish("front", picture, stamp)
-        answer = target.decide(inputs=["front"], not_before=[time_message(stamp)])
+        for _ in range(3):  # best effort: one may be lost on its way
+            target.publish("front", picture, stamp)
+            answer = target.decide(inputs=["front"], not_before=[time_message(stamp)])
+            if answer.error_code == 0:
+                break
         results.add(data(answer))
     assert len(results) == 1
 
