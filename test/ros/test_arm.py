@@ -37,6 +37,7 @@ RUN: dict[str, Any] = {
     "limits__upper": UPPER.tolist(),
     "limits__max_step": STEP.tolist(),
     "safe__causes": ["stale"],
+    "joints__max_age_s": 1.0,  # a busy machine brings them late
     "disturbed": True,
 }
 BUSY_S = 0.15

@@ -85,13 +85,17 @@ def test_inputs_that_are_too_far_apart_make_no_decision(start: Callable[..., Rob
     )
     robot.bring_up()
     robot.feed("joints")
-    for _ in range(8):
+
+    def late() -> None:
         # Older than every joint state that the node keeps, however slowly they come.
         robot.publish("front", image(), robot.now_ns() - 2_000_000_000)
-        robot.wait_value("input front", "on_missing", "wait")
+
+    late()
+    timer = robot.node.create_timer(0.1, late)
     wait_until(lambda: int(robot.fresh_part("decisions")["skewed"]) > 5, 20.0, "skewed decisions")
     wait_until(lambda: robot.levels["policy: decisions"] == (2, "skewed: front, joints"))
     robot.wait_log("samples within 0.050 s of each other")
+    robot.node.destroy_timer(timer)
     robot.feed("front", "joints")
     robot.chunks.clear()
     robot.wait_chunks(5)
