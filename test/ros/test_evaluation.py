@@ -37,6 +37,12 @@ def own_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that runs other tests brings inputs late; here none is too old for that."""
+    monkeypatch.setattr("flashrt_ros.evaluation.parameters._AGE_S", 3.0)
+
+
 def asked(**changes: Any) -> EvalOptions:
     found = find_task(str(FOLDER))
     return EvalOptions(found, plan_for(found, LoadOptions()), Starts(2, 200_000), **changes)
@@ -57,8 +63,7 @@ def test_episodes_run_through_the_node_while_it_thinks_ahead(tmp_path: Path) -> 
         assert ADDED_MS < one["decide_ms"] < ADDED_MS + 100
     counts = loop["counts"]
     assert counts["decisions"] == sum(one["decisions"] for one in tier["outcomes"])
-    # A busy machine brings an input late now and then.
-    assert loop["safe_actions"] + counts["stale"] <= 3 and counts["failed"] == 0, counts
+    assert (loop["safe_actions"], counts["stale"], counts["failed"]) == (0, 0, 0), counts
     assert counts["chunks"] - counts["late_chunks"] <= counts["trajectories"]
     assert set(loop["jumps"]) == {"slide_x", "slide_y"} and loop["acceleration"]["p99"] > 0.0
     assert 0.5 < loop["pace"] <= 1.05, "real time, or as near as this machine comes"
@@ -74,7 +79,7 @@ def test_a_live_demo_leaves_a_film_and_a_report(tmp_path: Path) -> None:
 
     report = json.loads((tmp_path / "live.json").read_text())
     (outcome,) = report["outcomes"]
-    assert report["loop"]["safe_actions"] <= 2 and report["task"] == "point_arm"
+    assert report["loop"]["safe_actions"] == 0 and report["task"] == "point_arm"
     with Image.open(tmp_path / "live.gif") as film:
         # A picture each 80 ms, and one of the end.
         assert film.n_frames == pytest.approx(outcome["time_s"] / 0.08 + 1, abs=1.5)
