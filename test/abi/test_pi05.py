@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from flashrt_core.c_interface import records
+from flashrt_core.devices.cuda_library import find_fatbin
 from flashrt_core.guidance import GUIDANCE, PREVIOUS, Previous
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
@@ -176,7 +177,8 @@ def test_cameras_bytes_are_not_exported(library_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("cuda", marks=requires_gpu)])
-def test_the_example_on_a_gpu(checkout: Path, kind: str) -> None:
+def test_the_example_on_a_gpu(checkout: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHRT_KERNELS", str(find_fatbin()))  # which that checkout did not build
     status, out, err = embed(checkout, kind, "tiny", "20")
     assert status == 0, err
     print(out)
