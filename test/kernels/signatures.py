@@ -155,7 +155,7 @@ class CheckingLauncher:
         self.launches, self.products = kept
         next(iter(ways.values()))(x, out)
 
-    def workspace(self, *shape: int) -> Tensor:
+    def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)
 
 
