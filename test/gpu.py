@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.kernels.op import Lane
 from flashrt_core.session import Session
 
@@ -18,6 +19,20 @@ requires_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+
+
+@contextmanager
+def cuda_device(**options: Any) -> Iterator[Any]:
+    """A CUDA device for single ops; ``options`` as it takes them."""
+    from flashrt_core.devices.cuda import CudaDevice
+
+    device = CudaDevice(**options)
+    try:
+        # Products are timed on weights anywhere in the device's memory.
+        device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
+        yield device
+    finally:
+        device.close()
 
 
 def run(device: Any, body: Callable[[Lane], None]) -> Any:

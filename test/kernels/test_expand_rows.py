@@ -21,7 +21,7 @@ from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual_ref,
 )
 from flashrt_core.kernels.quantised import E4M3, quantise_rows
-from test.gpu import error, requires_gpu, run
+from test.gpu import cuda_device, error, requires_gpu, run
 from test.kernels.signatures import CheckingLauncher, Lane
 
 F32 = torch.float32
@@ -30,11 +30,8 @@ CHAINED = 5e-3  # one or two roundings to bf16 and float32 sums in another order
 
 @pytest.fixture(scope="module", params=[pytest.param("cuda", marks=requires_gpu)])
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice()
-    yield device
-    device.close()
+    with cuda_device() as device:
+        yield device
 
 
 def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
