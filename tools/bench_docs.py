@@ -291,6 +291,7 @@ BLOCKS = {
     "node_cpu": Block("../cpu/node_pi05.json", node_record),
     "node_gpu": Block("node_pi05.json", node_record),
     "eval": Block("../cpu/eval_tabletop.json", directly),
+    "eval_gpu": Block("eval_tabletop.json", directly),
     "eval_forks": Block("../cpu/eval_tabletop_forks.json", states),
     "eval_node": Block("../cpu/eval_tabletop_node.json", looped),
     "eval_delay": Block("../cpu/eval_tabletop_node_150ms.json", looped),
