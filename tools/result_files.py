@@ -21,7 +21,8 @@ CPU_FOLDER = "bench/results/cpu"
 #: File -> what makes it, from the root of the checkout; its --output follows. With its folder where
 #: the other one's is made in another way.
 COMMANDS = {
-    "h200/eval_tabletop.json": "flashrt eval tabletop --precision cuda:bf16,cuda:fp8 --episodes 200",
+    "h200/eval_tabletop.json": "flashrt eval tabletop --episodes 200"
+    " --precision cuda:bf16,cuda:fp8",
     "eval_tabletop.json": "flashrt eval tabletop --precision fp32,bf16,fp8 --episodes 200",
     "eval_tabletop_forks.json": "flashrt eval tabletop --no-reference --episodes 50 --forks 4"
     " --resume",
