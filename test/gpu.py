@@ -59,16 +59,18 @@ DECISION_CALLS = {
     "cuStreamSynchronize": 1,
     "cuEventElapsedTime": 2,
 }
-#: What goes between buffers and a slot is in a graph; a slot is one piece. None of them waits.
+#: Between memory of the GPU a kernel of our own copies; to the host and back the copy engines, what
+#: is in pieces in a graph. None of them waits.
 CAPSULE_CALLS = {
-    "snapshot": {"cuGraphLaunch": 1},
-    "restore": {"cuGraphLaunch": 1},
-    "fork": {"cuMemcpyAsync": 1},
-    "live fork": {"cuGraphLaunch": 1},
+    "snapshot": {"cuLaunchKernel": 1},
+    "restore": {"cuLaunchKernel": 1},
+    "fork": {"cuLaunchKernel": 1},
+    "live fork": {"cuLaunchKernel": 1},
     "to host": {"cuMemcpyAsync": 1},
     "restore from host": {"cuGraphLaunch": 1},
     "to device": {"cuMemcpyAsync": 1},
-    "switch": {"cuGraphLaunch": 2},
+    "switch": {"cuLaunchKernel": 2},
+    "restore behind another": {"cuLaunchKernel": 2},
 }
 
 
@@ -88,6 +90,7 @@ def capsule_calls(session: Session) -> dict[str, dict[str, int]]:
         "restore from host": lambda: session.restore("mark"),
         "to device": lambda: store.to_device("mark"),
         "switch": lambda: engine.admit(other),
+        "restore behind another": lambda: session.restore("mark"),
     }
     other.select_shape(engine.contract.shapes[0])
     found = {}

@@ -9,6 +9,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -96,7 +97,7 @@ def test_equal_bits(library_path: Path, options: LoadOptions, trials: int) -> No
         ]
         times: dict[str, list[float]] = {}
         with session.export() as first, other.export() as second:
-            host, dirty = Host(first), Host(second)
+            host, dirty, handle = Host(first), Host(second), ctypes.c_void_p()
             wait = waiter(session)
             assert [decide(host, *case) for case in cases] == by_python
             for index in range(trials):
@@ -109,7 +110,9 @@ def test_equal_bits(library_path: Path, options: LoadOptions, trials: int) -> No
                 timed(times, "switch_us", wait, lambda: host.do("restore", b"mark"))
                 assert act(host, following) == expected
                 timed(times, "restore_us", wait, lambda: host.do("restore", b"mark"))
-                branch = timed(times, "fork_us", wait, lambda: host.fork("b", "mark"))
+                fork = partial(host.do, "fork", b"mark", None, b"b", ctypes.byref(handle))
+                timed(times, "fork_us", wait, fork)
+                branch = Host(first, handle.value)
                 decide(dirty, *cases[(index + 2) % 4])
                 assert act(branch, following) == expected
                 branch.do("close")
