@@ -1,5 +1,6 @@
 // image_patches: pixel / 127.5 - 1, one row a patch, columns (channel, y, x) as in a Conv2d weight
-// out [(Y/p)(X/p), 3 p p] bf16, rows out_stride elements apart; one block a patch
+// out [(Y/p)(X/p), 3 p p] bf16, rows out_stride elements apart; one block a patch, row-major. The entries
+// named _merged put merge x merge patches next to each other, groups row-major and each one likewise.
 //
 // image_patches_bf16: image [Y, X, 3] uint8 contiguous
 // bound: memory, Y X 3 (1 + 2) bytes
@@ -23,10 +24,20 @@ constexpr int kMaxTaps = 64;
 
 __device__ __forceinline__ bf16 unit(float value) { return __float2bfloat16_rn(value / 127.5f - 1.0f); }
 
-extern "C" __global__ void __launch_bounds__(256)
-    image_patches_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride) {
+struct Corner {
+  int top, left;  // in pixels
+};
+
+__device__ __forceinline__ Corner corner(int index, int columns, int patch, int merge) {
+  if (merge == 1) return {index / columns * patch, index % columns * patch};
+  const int group = index / (merge * merge), inner = index % (merge * merge), groups = columns / merge;
+  return {(group / groups * merge + inner / merge) * patch, (group % groups * merge + inner % merge) * patch};
+}
+
+__device__ __forceinline__ void patches(const uint8_t* image, bf16* out, int columns, int patch,
+                                        int out_stride, int merge) {
   pdl_trigger();
-  const int top = blockIdx.x / columns * patch, left = blockIdx.x % columns * patch;
+  const auto [top, left] = corner(blockIdx.x, columns, patch, merge);
   const int image_width = columns * patch, area = patch * patch;
   pdl_wait();
   for (int i = threadIdx.x; i < 3 * area; i += blockDim.x) {
@@ -35,6 +46,17 @@ extern "C" __global__ void __launch_bounds__(256)
     out[static_cast<size_t>(blockIdx.x) * out_stride + i] =
         unit(static_cast<float>(image[pixel * 3 + channel]));
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride) {
+  patches(image, out, columns, patch, out_stride, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_merged_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride,
+                              int merge) {
+  patches(image, out, columns, patch, out_stride, merge);
 }
 
 // Source pixels that one result takes along an axis, as kept in shared memory.
@@ -109,15 +131,14 @@ __device__ Rgb nearest_four(const uint8_t* image, const Picture& p, const Taps& 
   return {mix(a.r, b.r, c.r, d.r), mix(a.g, b.g, c.g, d.g), mix(a.b, b.b, c.b, d.b)};
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    image_patches_raw_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes, int columns,
-                           int patch, int out_stride, int nearest) {
+__device__ __forceinline__ void raw_patches(const uint8_t* image, const int* picture, bf16* out, int bytes,
+                                            int columns, int patch, int out_stride, int nearest, int merge) {
   extern __shared__ Taps taps[];  // of the patch's rows, then of its columns
   pdl_trigger();
   pdl_wait();
   const Picture p = *reinterpret_cast<const Picture*>(picture);
-  const int top = blockIdx.x / columns * patch - p.top;
-  const int left = blockIdx.x % columns * patch - p.left;
+  const auto [first_row, first_column] = corner(blockIdx.x, columns, patch, merge);
+  const int top = first_row - p.top, left = first_column - p.left;
   const int height = p.turned_height(), width = p.turned_width();
   const bool usable = p.fits(bytes, columns * patch) && 2 * ((height - 1) / p.inner_height + 1) < kMaxTaps &&
                       2 * ((width - 1) / p.inner_width + 1) < kMaxTaps;
@@ -148,4 +169,16 @@ extern "C" __global__ void __launch_bounds__(256)
     row[area + i] = unit(static_cast<float>(pixel.g));
     row[2 * area + i] = unit(static_cast<float>(pixel.b));
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_raw_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes, int columns,
+                           int patch, int out_stride, int nearest) {
+  raw_patches(image, picture, out, bytes, columns, patch, out_stride, nearest, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_raw_merged_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes,
+                                  int columns, int patch, int out_stride, int nearest, int merge) {
+  raw_patches(image, picture, out, bytes, columns, patch, out_stride, nearest, merge);
 }
