@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ContractError
 from .check import I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
+from .low_bit import no_kernel
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
@@ -25,6 +26,7 @@ def attention_ref(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
@@ -44,6 +46,10 @@ def attention_ref(
         # A hidden row is never read, so whatever it holds (infinities too) cannot leak through 0*x.
         values = values.clone()
         values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
+    if causal:
+        row = torch.arange(rows, device=q.device).repeat_interleave(group)
+        ahead = torch.arange(keys, device=q.device) > row[:, None]
+        scores.masked_fill_(ahead, float("-inf"))
     mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
     mixed = mixed.view(segments, kv_heads, rows, group, dim).transpose(1, 2)
     store(mixed.reshape(M, heads * dim), out, out_scale)
@@ -164,9 +170,12 @@ def attention_launch(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
+    if causal:
+        raise no_kernel("attention", expected="rows that see every key", got="causal=True")
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
@@ -226,6 +235,7 @@ def _check(
     segments: int,
     prefix_length: Tensor | None,
     prefix_rows: int,
+    causal: bool,
     out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
@@ -241,6 +251,12 @@ def _check(
         "rows of 'q' and 'k'",
         expected=f"multiples of segments {segments}",
         got=f"{rows} and {keys}",
+    )
+    check.require(
+        not causal or rows == keys,
+        "rows of 'k'",
+        expected=f"{rows} as of 'q', with causal",
+        got=keys,
     )
     if prefix_length is not None:
         check.tensor("prefix_length", prefix_length, (1,), I32)
@@ -265,6 +281,7 @@ def attention(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
@@ -280,12 +297,14 @@ def attention(
         prefix_length: [1] int32, read when the op runs, at least 1 unless N > prefix_rows; keys
             j in [prefix_length, prefix_rows) are not read. None: every key counts.
         prefix_rows: rows kept for the prefix; keys from there on always count.
+        causal: row i of a run sees no key behind i; needs as many keys as rows.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows, out_scale)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, out_scale)
+    order = {"causal": True} if causal else {}
     lane.issue(
         ATTENTION,
         q,
@@ -296,5 +315,6 @@ def attention(
         segments=segments,
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
+        **order,
         **given(out_scale=out_scale),
     )
