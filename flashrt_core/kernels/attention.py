@@ -216,12 +216,29 @@ def attention_launch(
             shared_bytes=_SHARED_KV_SHARED,
         )
         return
+    _rows(launcher, (q, k, v, out), out_scale, prefix_length, prefix_rows, segments, scale)
+
+
+def _rows(
+    launcher: Launcher,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    out_scale: Tensor | None,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+    segments: int,
+    scale: float,
+) -> None:
+    """Any width up to 256, a warp a row and head."""
+    q, k, v, out = tensors
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     if dim > 256:
         raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
     sizes = (rows, heads, kv_heads, dim, rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    args = (q, k, v, out, out_scale, prefix_length, *sizes, *strides, scale)
-    launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+    args = (*tensors, out_scale, prefix_length, *sizes, *strides, scale)
+    launcher.launch(
+        f"attention_rows_{output_suffix('attention', out)}", blocks(rows * heads, 4), 128, args
+    )
 
 
 ATTENTION = Op("attention", attention_ref, attention_launch, low_bit=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from flashrt_core.gemm import linear
 from flashrt_core.kernels.action_in import action_in
 from flashrt_core.kernels.action_out_euler import action_out_euler
+from flashrt_core.kernels.copy_rows import copy_rows
 from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.image_patches import image_patches
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
@@ -19,7 +20,7 @@ from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv
 from flashrt_core.kernels.quantised import E4M3
 
 from .helpers import BF16, DTYPES, F32, assert_rounded_once, gelu, layer, normal, rms, run, turn
-from .test_low_bit import FORMS, assert_product, packed, scale_of, through
+from .test_low_bit import FORMS, assert_product, packed, rounded, scale_of, through
 
 EPS = 1e-5
 #: The same in float64, written out.
@@ -206,6 +207,13 @@ def test_heads_are_normalised_before_they_turn(
     again, tail = k.clone(), qkv[:, heads * dim :]
     run(lambda lane: qkv_rope_kv(lane, tail, rope, None, k, v, head_dim=dim, **norms))  # type: ignore[arg-type]
     assert torch.equal(k, again)
+
+
+def test_rows_are_quantised_on_their_way() -> None:
+    src, out = normal(5, 24, seed=1), torch.empty(5, 24, dtype=E4M3)
+    run(lambda lane: copy_rows(lane, src, out, out_scale=scale_of(0.1)))
+    exact = rounded((src / np.float32(0.1)).double().numpy())
+    assert np.array_equal(out.double().numpy(), exact)
 
 
 @pytest.mark.parametrize(("height", "width", "patch", "merge"), [(64, 96, 16, 2), (18, 9, 3, 3)])
