@@ -6,7 +6,7 @@ kernel of our own behind for what that cannot do.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +23,9 @@ from .kernels.launch import (
     stream_suffix,
 )
 from .kernels.low_bit import no_kernel, require_e4m3
-from .kernels.maths import matmul
+from .kernels.maths import ACTIVATIONS, Activation, matmul
 from .kernels.op import Lane, Op
 from .kernels.quantised import E4M3, given, store
-
-Activation = Literal["none", "gelu_tanh"]
 
 
 def linear_ref(
@@ -49,8 +47,7 @@ def linear_ref(
         y = matmul(x, weight, x_scale, weight_scale)
         if bias is not None:
             y.add_(bias)
-    if activation == "gelu_tanh":
-        y = F.gelu(y, approximate="tanh")
+    y = ACTIVATIONS[activation](y)
     if residual is not None:
         y.view(-1, *residual.shape).add_(residual)
     store(y, out, out_scale)
@@ -74,6 +71,8 @@ def linear_launch(
     A residual other than ``out`` itself is copied there first, run by run. What E4M3 needs of the
     epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
+    if activation not in ("none", "gelu_tanh"):
+        raise no_kernel("linear", expected="activation none or gelu_tanh", got=activation)
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is None:
         require_bf16_rows("linear", x=x, weight=weight)
@@ -164,7 +163,7 @@ def linear(
         weight: [N, K] float.
         bias: [N] float, or None.
         out: [M, N] float, apart from ``x``; may be ``residual``.
-        activation: "none" or "gelu_tanh".
+        activation: "none", "gelu_tanh", "gelu" (with the error function), "silu" or "relu".
         residual: [R, N] float with R dividing M: added to every run of R rows (R = M for a plain
             residual, R = tokens of a view for a position table). None: nothing is added.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
@@ -181,12 +180,7 @@ def linear(
         check.tensor("bias", bias, ("N",))
     check.quantised("out", out, ("M", "N"), "out_scale", out_scale, (1,))
     check.apart("out", out, "x", x)
-    check.require(
-        activation in ("none", "gelu_tanh"),
-        "activation",
-        expected="none or gelu_tanh",
-        got=activation,
-    )
+    check.choice("activation", activation, tuple(ACTIVATIONS))
     if residual is not None:
         check.tensor("residual", residual, ("R", "N"))
         rows, run = check.sizes["M"], check.sizes["R"]

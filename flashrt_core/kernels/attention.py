@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ContractError
 from .check import I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
+from .low_bit import no_kernel
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
@@ -25,6 +26,7 @@ def attention_ref(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
@@ -44,6 +46,10 @@ def attention_ref(
         # A hidden row is never read, so whatever it holds (infinities too) cannot leak through 0*x.
         values = values.clone()
         values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
+    if causal:
+        row = torch.arange(rows, device=q.device).repeat_interleave(group)
+        ahead = torch.arange(keys, device=q.device) > row[:, None]
+        scores.masked_fill_(ahead, float("-inf"))
     mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
     mixed = mixed.view(segments, kv_heads, rows, group, dim).transpose(1, 2)
     store(mixed.reshape(M, heads * dim), out, out_scale)
@@ -164,9 +170,12 @@ def attention_launch(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
+    if causal:
+        raise no_kernel("attention", expected="rows that see every key", got="causal=True")
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
@@ -207,12 +216,29 @@ def attention_launch(
             shared_bytes=_SHARED_KV_SHARED,
         )
         return
+    _rows(launcher, (q, k, v, out), out_scale, prefix_length, prefix_rows, segments, scale)
+
+
+def _rows(
+    launcher: Launcher,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    out_scale: Tensor | None,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+    segments: int,
+    scale: float,
+) -> None:
+    """Any width up to 256, a warp a row and head."""
+    q, k, v, out = tensors
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     if dim > 256:
         raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
     sizes = (rows, heads, kv_heads, dim, rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    args = (q, k, v, out, out_scale, prefix_length, *sizes, *strides, scale)
-    launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+    args = (*tensors, out_scale, prefix_length, *sizes, *strides, scale)
+    launcher.launch(
+        f"attention_rows_{output_suffix('attention', out)}", blocks(rows * heads, 4), 128, args
+    )
 
 
 ATTENTION = Op("attention", attention_ref, attention_launch, low_bit=True)
@@ -226,6 +252,7 @@ def _check(
     segments: int,
     prefix_length: Tensor | None,
     prefix_rows: int,
+    causal: bool,
     out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
@@ -241,6 +268,12 @@ def _check(
         "rows of 'q' and 'k'",
         expected=f"multiples of segments {segments}",
         got=f"{rows} and {keys}",
+    )
+    check.require(
+        not causal or rows == keys,
+        "rows of 'k'",
+        expected=f"{rows} as of 'q', with causal",
+        got=keys,
     )
     if prefix_length is not None:
         check.tensor("prefix_length", prefix_length, (1,), I32)
@@ -265,6 +298,7 @@ def attention(
     segments: int = 1,
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
+    causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
@@ -280,12 +314,14 @@ def attention(
         prefix_length: [1] int32, read when the op runs, at least 1 unless N > prefix_rows; keys
             j in [prefix_length, prefix_rows) are not read. None: every key counts.
         prefix_rows: rows kept for the prefix; keys from there on always count.
+        causal: row i of a run sees no key behind i; needs as many keys as rows.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows, out_scale)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, out_scale)
+    order = {"causal": True} if causal else {}
     lane.issue(
         ATTENTION,
         q,
@@ -296,5 +332,6 @@ def attention(
         segments=segments,
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
+        **order,
         **given(out_scale=out_scale),
     )

@@ -1,40 +1,43 @@
-"""y = (x - mean) / sqrt(var + eps) * w + b, row by row."""
+"""y = (x - mean) / sqrt(var + eps) * w + b, row by row; or without w and b."""
 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
-from .check import F32, ArgCheck
+from .check import ArgCheck
 from .launch import Launcher, output_suffix, row_threads, stream_suffix
+from .low_bit import no_kernel
+from .maths import layer_normalise
 from .op import Lane, Op
 from .quantised import given, store
 
 
 def layer_norm_ref(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     out: Tensor,
     *,
     eps: float,
     out_scale: Tensor | None = None,
 ) -> None:
     """float32 throughout, one rounding into ``out``."""
-    store(F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps), out, out_scale)
+    store(layer_normalise(x, weight, bias, eps), out, out_scale)
 
 
 def layer_norm_launch(
     launcher: Launcher,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     out: Tensor,
     *,
     eps: float,
     out_scale: Tensor | None = None,
 ) -> None:
     """One block a row."""
+    if weight is None or bias is None:
+        raise no_kernel("layer_norm", expected="a weight and a bias", got="neither")
     into = output_suffix("layer_norm", out)
     stream = stream_suffix("layer_norm", "x", x)
     kernel = f"layer_norm_{stream}" if stream == into else f"layer_norm_{stream}_{into}"
@@ -49,8 +52,8 @@ LAYER_NORM = Op("layer_norm", layer_norm_ref, layer_norm_launch, low_bit=True)
 def layer_norm(
     lane: Lane,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     out: Tensor,
     *,
     eps: float,
@@ -61,8 +64,8 @@ def layer_norm(
     Args:
         lane: where the op goes.
         x: [M, D] float.
-        weight: [D] float32 gain.
-        bias: [D] float32 offset.
+        weight: [D] float32 gain; None: no gain.
+        bias: [D] float32 offset; None where ``weight`` is.
         out: [M, D] float; may be ``x``.
         eps: added to the (biased) variance.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
@@ -72,7 +75,6 @@ def layer_norm(
     """
     check = ArgCheck("layer_norm")
     check.tensor("x", x, ("M", "D"))
-    check.tensor("weight", weight, ("D",), F32)
-    check.tensor("bias", bias, ("D",), F32)
+    check.affine("weight", weight, "bias", bias)
     check.quantised("out", out, ("M", "D"), "out_scale", out_scale, (1,))
     lane.issue(LAYER_NORM, x, weight, bias, out, eps=eps, **given(out_scale=out_scale))

@@ -17,7 +17,7 @@ from flashrt_core.kernels import (
     linear_gated_residual,
 )
 from flashrt_core.kernels.attention import attention
-from flashrt_core.kernels.geglu_linear import geglu_linear
+from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.launch import TensorMap
 from flashrt_core.kernels.quantised import E4M3
 from flashrt_core.kernels.rms_norm import rms_norm
@@ -106,7 +106,7 @@ def test_scales_are_handed_on() -> None:
     assert quantised.args[3] is out_scale and quantised.args[-2:] == (1, 0)
     merged, scales = torch.empty(512, 16).to(E4M3), torch.ones(32)
     given |= {"weight_scale": scales, "out_scale": out_scale}
-    geglu_linear(lane, x, weight, merged, **given)
+    glu_linear(lane, x, weight, merged, **given)
     assert launcher.launches[-1].args[1] is scales
 
 

@@ -26,12 +26,12 @@ from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
 from flashrt_core.kernels.attention import attention, attention_ref
 from flashrt_core.kernels.copy_rows import copy_rows
 from flashrt_core.kernels.embed_rows import embed_rows, embed_rows_ref
-from flashrt_core.kernels.geglu_linear import (
+from flashrt_core.kernels.glu_linear import (
     _TILES,
     Tile,
-    fused_geglu_launch,
-    geglu_linear,
-    geglu_linear_ref,
+    fused_glu_launch,
+    glu_linear,
+    glu_linear_ref,
 )
 from flashrt_core.kernels.image_patches import image_patches, image_patches_ref
 from flashrt_core.kernels.layer_norm import layer_norm, layer_norm_ref
@@ -284,11 +284,11 @@ def test_linear_into_a_float32_stream(
         (10, 160, 64),
     ],
 )
-def test_geglu_linear(device: Any, draw: Any, rows: int, width: int, depth: int) -> None:
+def test_glu_linear(device: Any, draw: Any, rows: int, width: int, depth: int) -> None:
     x, weight = draw(rows, depth), draw(2 * width, depth, scale=depth**-0.5)
     out, want = empty(rows, width), expected((rows, width))
-    run(device, lambda lane: geglu_linear(lane, x, weight, out))
-    geglu_linear_ref(x.float(), weight.float(), want)
+    run(device, lambda lane: glu_linear(lane, x, weight, out))
+    glu_linear_ref(x.float(), weight.float(), want)
     assert error(out, want) < CHAINED  # the library's way rounds gate and up
 
 
@@ -300,10 +300,10 @@ def test_fused_geglu_tiles(device: Any, draw: Any, tile: Tile, rows: int) -> Non
     x, weight = draw(rows, 256), draw(1024, 256, scale=0.06)
     out, want = empty(rows, 512), expected((rows, 512))
     fused = Op(
-        "fused", geglu_linear_ref, lambda launcher, *args: fused_geglu_launch(launcher, *args, tile)
+        "fused", glu_linear_ref, lambda launcher, *args: fused_glu_launch(launcher, *args, tile)
     )
     run(device, lambda lane: lane.issue(fused, x, weight, out))
-    geglu_linear_ref(x.float(), weight.float(), want)
+    glu_linear_ref(x.float(), weight.float(), want)
     assert error(out, want) < ROUNDED
 
 

@@ -19,7 +19,7 @@ from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.copy_rows import COPY_ROWS
-from flashrt_core.kernels.geglu_linear import geglu_linear
+from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.launch import refuse_low_bit
 from flashrt_core.kernels.layer_norm import layer_norm
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
@@ -187,7 +187,7 @@ def test_geglu(form: str) -> None:
     stored = quantised(x, 2.0**-5) if low else x
     wanted = gelu(exact @ w[0::2].t()) * (exact @ w[1::2].t())
     out = torch.empty(rows, ffn, dtype=E4M3)
-    run(lambda lane: geglu_linear(lane, stored, weight, out, out_scale=scale_of(2.0**-8), **scales))
+    run(lambda lane: glu_linear(lane, stored, weight, out, out_scale=scale_of(2.0**-8), **scales))
     assert_product(out, wanted, 2.0**-8)
 
     scale, shift = normal(width, seed=4, std=0.5), normal(width, seed=5, std=0.5)

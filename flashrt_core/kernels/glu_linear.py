@@ -1,34 +1,36 @@
-"""out = gelu_tanh(x Wg^T) * (x Wu^T), the two weights interleaved row by row."""
+"""out = act(x Wg^T) * (x Wu^T), the two weights interleaved row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from .check import ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
-from .low_bit import require_e4m3
-from .maths import geglu
+from .low_bit import no_kernel, require_e4m3
+from .maths import Gate, glu
 from .op import Lane, Op
 from .quantised import given, store
 
 
-def geglu_linear_ref(
+def glu_linear_ref(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     *,
+    activation: Gate = "gelu_tanh",
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """float32 accumulation and activation, one rounding into ``out``."""
-    store(geglu(x, weight, x_scale, weight_scale), out, out_scale)
+    store(glu(x, weight, x_scale, weight_scale, activation), out, out_scale)
 
 
-def geglu_rows_launch(
+def glu_rows_launch(
     launcher: Launcher,
     merged: Tensor,
     out: Tensor,
@@ -45,7 +47,7 @@ def geglu_rows_launch(
         out_scale: [1] float32, of an E4M3 ``out``.
     """
     rows, width = out.shape
-    into = output_suffix("geglu_linear", out)
+    into = output_suffix("glu_linear", out)
     args = (merged, column_scale, out, out_scale, width, merged.stride(0), out.stride(0))
     launcher.launch(f"geglu_rows_{into}", (blocks(width, 8 * 256), rows), 256, args)
 
@@ -80,33 +82,36 @@ _FP8_TILES = tuple(replace(tile, depth=2 * tile.depth, suffix="fp8") for tile in
 _FEATURES = 128  # of a block
 
 
-def geglu_linear_launch(
+def glu_linear_launch(
     launcher: Launcher,
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     *,
+    activation: Gate = "gelu_tanh",
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """The library's product, then the gate; or one kernel, where it exists and is faster."""
+    if activation != "gelu_tanh":
+        raise no_kernel("glu_linear", expected="activation gelu_tanh", got=activation)
     (rows, depth), width = x.shape, out.shape[1]
     narrow = weight_scale is not None
-    output_suffix("geglu_linear", out)
+    output_suffix("glu_linear", out)
     if narrow:
-        require_e4m3("geglu_linear", x=x, weight=weight)
+        require_e4m3("glu_linear", x=x, weight=weight)
     else:
-        require_bf16("geglu_linear", x=x, weight=weight)
+        require_bf16("glu_linear", x=x, weight=weight)
 
     def library(x: Tensor, out: Tensor) -> None:
         merged = launcher.workspace(rows, 2 * width)
         launcher.matmul(x, weight, None, merged, x_scale=x_scale)
-        geglu_rows_launch(launcher, merged, out, weight_scale, out_scale)
+        glu_rows_launch(launcher, merged, out, weight_scale, out_scale)
 
     def fused(x: Tensor, out: Tensor) -> None:
         tile = choose_tile(rows, _FP8_TILES if narrow else _TILES)
-        fused_geglu_launch(launcher, x, weight, out, tile, x_scale, weight_scale, out_scale)
+        fused_glu_launch(launcher, x, weight, out, tile, x_scale, weight_scale, out_scale)
 
     fits = launcher.architecture == 90 and narrow == (out_scale is not None)
     if fits and depth * x.element_size() % 128 == 0 and width % (2 * _FEATURES) == 0:
@@ -121,7 +126,7 @@ def choose_tile(rows: int, tiles: Sequence[Tile] = _TILES) -> Tile:
     return min(tiles, key=lambda tile: (blocks(rows, tile.tokens) * tile.tokens, -tile.tokens))
 
 
-def fused_geglu_launch(
+def fused_glu_launch(
     launcher: Launcher,
     x: Tensor,
     weight: Tensor,
@@ -152,29 +157,28 @@ def fused_geglu_launch(
     )
 
 
-def geglu_linear_operands(
-    x: Tensor, weight: Tensor, out: Tensor, **_scales: Tensor
+def glu_linear_operands(
+    x: Tensor, weight: Tensor, out: Tensor, **_options: Any
 ) -> tuple[Tensor, Tensor]:
     """Weight and input, as :class:`Op` has them."""
     return weight, x
 
 
-GEGLU_LINEAR = Op(
-    "geglu_linear", geglu_linear_ref, geglu_linear_launch, geglu_linear_operands, low_bit=True
-)
+GLU_LINEAR = Op("glu_linear", glu_linear_ref, glu_linear_launch, glu_linear_operands, low_bit=True)
 
 
-def geglu_linear(
+def glu_linear(
     lane: Lane,
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     *,
+    activation: Gate = "gelu_tanh",
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
-    """First half of a GeGLU feed-forward block.
+    """First half of a gated feed-forward block: GeGLU or SwiGLU.
 
     Args:
         lane: where the op goes.
@@ -182,6 +186,7 @@ def geglu_linear(
         weight: [2F, K] float; row 2i is gate row i, row 2i + 1 is up row i, so a tensor-core
             accumulator pair holds both numbers that one output needs.
         out: [M, F] float, apart from ``x``.
+        activation: of the gate, "gelu_tanh" or "silu".
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
         weight_scale: [2F] float32, of a float8_e4m3fn ``weight``: a row's.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
@@ -189,9 +194,10 @@ def geglu_linear(
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    check = ArgCheck("geglu_linear")
+    check = ArgCheck("glu_linear")
     check.quantised("out", out, ("M", "F"), "out_scale", out_scale, (1,))
     check.operands(x, weight, x_scale, weight_scale, (2 * check.sizes["F"], "K"))
     check.apart("out", out, "x", x)
+    check.choice("activation", activation, ("gelu_tanh", "silu"))
     scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
-    lane.issue(GEGLU_LINEAR, x, weight, out, **scales)
+    lane.issue(GLU_LINEAR, x, weight, out, activation=activation, **scales)

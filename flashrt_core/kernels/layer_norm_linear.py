@@ -1,0 +1,127 @@
+"""out = act(LN(x) W^T + b): a norm in front of a product of few rows, as one op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .check import ArgCheck
+from .launch import Launcher
+from .low_bit import no_kernel
+from .maths import ACTIVATIONS, Activation, layer_normalise, matmul
+from .op import Lane, Op
+from .quantised import given, store
+
+
+def layer_norm_linear_ref(
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    eps: float,
+    activation: Activation = "none",
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """float32 throughout, one rounding into ``out``."""
+    y = matmul(layer_normalise(x, gain, shift, eps), weight, x_scale, weight_scale)
+    if bias is not None:
+        y.add_(bias)
+    store(ACTIVATIONS[activation](y), out, out_scale)
+
+
+def layer_norm_linear_launch(
+    launcher: Launcher,
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    eps: float,
+    activation: Activation = "none",
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """One kernel where it was built for the shape; else norm and product as two."""
+    raise no_kernel("layer_norm_linear", expected="device 'cpu'", got=list(weight.shape))
+
+
+def layer_norm_linear_operands(
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    eps: float,
+    **_options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Weight and normalised rows, as :class:`Op` has them."""
+    return weight, layer_normalise(x, gain, shift, eps)
+
+
+LAYER_NORM_LINEAR = Op(
+    "layer_norm_linear",
+    layer_norm_linear_ref,
+    layer_norm_linear_launch,
+    layer_norm_linear_operands,
+    low_bit=True,
+)
+
+
+def layer_norm_linear(
+    lane: Lane,
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    eps: float,
+    activation: Activation = "none",
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """out = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift.
+
+    Args:
+        lane: where the op goes.
+        x: [M, D] float, the residual stream.
+        gain: [D] float32, None for none; that of a conditioned norm is 1 + scale, a row of a step
+            table.
+        shift: [D] float32; None where ``gain`` is.
+        weight: [N, D] float.
+        bias: [N] float, or None.
+        out: [M, N] float, apart from ``x``.
+        eps: added to the (biased) variance.
+        activation: as of ``linear``.
+        x_scale: [1] float32: n is quantised with it before the product.
+        weight_scale: [N] float32, of a quantised ``weight``: a row's.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
+
+    Raises:
+        ContractError: shapes, formats, devices or the activation do not fit.
+    """
+    check = ArgCheck("layer_norm_linear")
+    check.tensor("x", x, ("M", "D"))
+    check.affine("gain", gain, "shift", shift)
+    check.weight(weight, x_scale, weight_scale, ("N", "D"))
+    if bias is not None:
+        check.tensor("bias", bias, ("N",))
+    check.quantised("out", out, ("M", "N"), "out_scale", out_scale, (1,))
+    check.apart("out", out, "x", x)
+    check.choice("activation", activation, tuple(ACTIVATIONS))
+    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    settings: dict[str, Any] = {"eps": eps, "activation": activation}
+    lane.issue(LAYER_NORM_LINEAR, x, gain, shift, weight, bias, out, **settings, **scales)
