@@ -24,20 +24,24 @@ constexpr int kMaxTaps = 64;
 
 __device__ __forceinline__ bf16 unit(float value) { return __float2bfloat16_rn(value / 127.5f - 1.0f); }
 
-struct Corner {
-  int top, left;  // in pixels
-};
-
-__device__ __forceinline__ Corner corner(int index, int columns, int patch, int merge) {
-  if (merge == 1) return {index / columns * patch, index % columns * patch};
-  const int group = index / (merge * merge), inner = index % (merge * merge), groups = columns / merge;
-  return {(group / groups * merge + inner / merge) * patch, (group % groups * merge + inner % merge) * patch};
+// Row and column of a patch in the grid of them; `merge` 1 leaves the order as it is.
+template <bool kMerged>
+__device__ __forceinline__ unsigned patch_row(unsigned index, int columns, int merge) {
+  if constexpr (!kMerged) return index / columns;
+  return index / (columns * merge) * merge + index % (merge * merge) / merge;
+}
+template <bool kMerged>
+__device__ __forceinline__ unsigned patch_column(unsigned index, int columns, int merge) {
+  if constexpr (!kMerged) return index % columns;
+  return index / (merge * merge) % (columns / merge) * merge + index % merge;
 }
 
+template <bool kMerged>
 __device__ __forceinline__ void patches(const uint8_t* image, bf16* out, int columns, int patch,
                                         int out_stride, int merge) {
   pdl_trigger();
-  const auto [top, left] = corner(blockIdx.x, columns, patch, merge);
+  const int top = patch_row<kMerged>(blockIdx.x, columns, merge) * patch;
+  const int left = patch_column<kMerged>(blockIdx.x, columns, merge) * patch;
   const int image_width = columns * patch, area = patch * patch;
   pdl_wait();
   for (int i = threadIdx.x; i < 3 * area; i += blockDim.x) {
@@ -50,13 +54,13 @@ __device__ __forceinline__ void patches(const uint8_t* image, bf16* out, int col
 
 extern "C" __global__ void __launch_bounds__(256)
     image_patches_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride) {
-  patches(image, out, columns, patch, out_stride, 1);
+  patches<false>(image, out, columns, patch, out_stride, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     image_patches_merged_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride,
                               int merge) {
-  patches(image, out, columns, patch, out_stride, merge);
+  patches<true>(image, out, columns, patch, out_stride, merge);
 }
 
 // Source pixels that one result takes along an axis, as kept in shared memory.
@@ -131,14 +135,15 @@ __device__ Rgb nearest_four(const uint8_t* image, const Picture& p, const Taps& 
   return {mix(a.r, b.r, c.r, d.r), mix(a.g, b.g, c.g, d.g), mix(a.b, b.b, c.b, d.b)};
 }
 
+template <bool kMerged>
 __device__ __forceinline__ void raw_patches(const uint8_t* image, const int* picture, bf16* out, int bytes,
                                             int columns, int patch, int out_stride, int nearest, int merge) {
   extern __shared__ Taps taps[];  // of the patch's rows, then of its columns
   pdl_trigger();
   pdl_wait();
   const Picture p = *reinterpret_cast<const Picture*>(picture);
-  const auto [first_row, first_column] = corner(blockIdx.x, columns, patch, merge);
-  const int top = first_row - p.top, left = first_column - p.left;
+  const int top = patch_row<kMerged>(blockIdx.x, columns, merge) * patch - p.top;
+  const int left = patch_column<kMerged>(blockIdx.x, columns, merge) * patch - p.left;
   const int height = p.turned_height(), width = p.turned_width();
   const bool usable = p.fits(bytes, columns * patch) && 2 * ((height - 1) / p.inner_height + 1) < kMaxTaps &&
                       2 * ((width - 1) / p.inner_width + 1) < kMaxTaps;
@@ -174,11 +179,11 @@ __device__ __forceinline__ void raw_patches(const uint8_t* image, const int* pic
 extern "C" __global__ void __launch_bounds__(256)
     image_patches_raw_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes, int columns,
                            int patch, int out_stride, int nearest) {
-  raw_patches(image, picture, out, bytes, columns, patch, out_stride, nearest, 1);
+  raw_patches<false>(image, picture, out, bytes, columns, patch, out_stride, nearest, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     image_patches_raw_merged_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes,
                                   int columns, int patch, int out_stride, int nearest, int merge) {
-  raw_patches(image, picture, out, bytes, columns, patch, out_stride, nearest, merge);
+  raw_patches<true>(image, picture, out, bytes, columns, patch, out_stride, nearest, merge);
 }
