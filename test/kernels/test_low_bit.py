@@ -18,7 +18,7 @@ from flashrt_core.gemm import linear
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from flashrt_core.kernels.attention import attention
-from flashrt_core.kernels.copy_rows import COPY_ROWS
+from flashrt_core.kernels.embed_rows import EMBED_ROWS
 from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.launch import refuse_low_bit
 from flashrt_core.kernels.layer_norm import layer_norm
@@ -340,8 +340,8 @@ def test_a_fused_product_cannot_quantise_for_a_wide_weight() -> None:
 
 def test_no_kernel_is_said_in_one_line() -> None:
     values = _good()
-    with pytest.raises(ContractError, match="op 'copy_rows' on device 'cuda'.*no kernel.*'bf16'"):
-        refuse_low_bit(COPY_ROWS, values.values())
+    with pytest.raises(ContractError, match="op 'embed_rows' on device 'cuda'.*no kernel.*'bf16'"):
+        refuse_low_bit(EMBED_ROWS, values.values())
     with pytest.raises(ContractError, match="got int8, for which it has no kernel yet"):
-        refuse_low_bit(COPY_ROWS, [torch.zeros(2, 2, dtype=torch.int8)])
-    refuse_low_bit(COPY_ROWS, [normal(2, 2, seed=1).bfloat16(), None, 3])
+        refuse_low_bit(EMBED_ROWS, [torch.zeros(2, 2, dtype=torch.int8)])
+    refuse_low_bit(EMBED_ROWS, [normal(2, 2, seed=1).bfloat16(), None, 3])

@@ -17,10 +17,10 @@ import numpy as np
 
 from ...errors import InputError, OptionError
 from ..base import Observation, ProcessorOptions, as_array
+from ..normalisation import Statistics
 from .camera import check_view, checked_image, encode_view
 from .config import SLOTS, Pi05Config
 from .deployment import Details, read_deployment
-from .normalisation import Statistics
 from .prompt import PromptEncoder, discretise
 from .tokenizer import Tokenizer
 

@@ -35,10 +35,11 @@ from ...kernels.op import Lane
 from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
+from ..dense import Dense
 from .config import SLOTS, Pi05Config
 from .numerics import embedding_scale
 from .schedule import step_size, time_left
-from .sites import Dense, dense
+from .sites import dense
 from .windows import image_input, picture_input
 
 Buffers = Mapping[str, Tensor]
