@@ -71,8 +71,6 @@ def linear_launch(
     A residual other than ``out`` itself is copied there first, run by run. What E4M3 needs of the
     epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
-    if activation not in ("none", "gelu_tanh"):
-        raise no_kernel("linear", expected="activation none or gelu_tanh", got=activation)
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is None:
         require_bf16_rows("linear", x=x, weight=weight)
@@ -88,7 +86,8 @@ def linear_launch(
         for start in range(0, out.shape[0], run):
             copy_rows_launch(launcher, residual, out[start : start + run])
     narrow = weight_scale is not None
-    possible = not (gelu and accumulate)  # the library's activation takes the addend too
+    # The library's activation takes the addend too.
+    possible = activation == "none" or (gelu and not accumulate)
     if possible and not narrow and out_scale is None:
         launcher.matmul(x, weight, bias, out, gelu=gelu, accumulate=accumulate)
         return
@@ -100,13 +99,15 @@ def linear_launch(
     def behind(x: Tensor, out: Tensor) -> None:
         product = launcher.workspace(*out.shape)
         launcher.matmul(x, weight, None, product, x_scale=x_scale, weight_scale=weight_scale)
-        _finish_launch(launcher, product, bias, out, out_scale, gelu, accumulate)
+        _finish_launch(launcher, product, bias, out, out_scale, activation, accumulate)
 
     ways: dict[str, Way] = {"kernel behind": behind}
     epilogue = {"gelu": gelu, "accumulate": accumulate}
     if possible and narrow and launcher.finishes(x, weight, bias, out, **epilogue):
         ways = {"epilogue": whole, **ways}
     parts = {"fp8": narrow, "bias": bias is not None, "gelu": gelu, "added": accumulate}
+    if not gelu and activation != "none":
+        parts[f"{activation} behind"] = True
     into = str(out.dtype).removeprefix("torch.")
     words = [*(part for part, there in parts.items() if there), "into", into]
     key = f"linear {x.shape[0]} {x.shape[1]} {out.shape[1]} {' '.join(words)}"
@@ -119,7 +120,7 @@ def _finish_launch(
     bias: Tensor | None,
     out: Tensor,
     out_scale: Tensor | None,
-    gelu: bool,
+    activation: Activation,
     accumulate: bool,
 ) -> None:
     """out = act(product + bias) + (accumulate ? out : 0)."""
@@ -127,9 +128,11 @@ def _finish_launch(
     suffix = stream_suffix("linear", "out", out) if wide else output_suffix("linear", out)
     require_bf16_rows("linear", bias=bias)
     rows, width = out.shape
-    sizes = (width, product.stride(0), out.stride(0), int(gelu), int(accumulate))
+    kind = list(ACTIVATIONS).index(activation)
+    kernel = "product_rows" if activation in ("none", "gelu_tanh") else "product_rows_activated"
+    sizes = (width, product.stride(0), out.stride(0), kind, int(accumulate))
     grid = (blocks(width, 8 * 256), rows)
-    launcher.launch(f"product_rows_{suffix}", grid, 256, (product, bias, out, out_scale, *sizes))
+    launcher.launch(f"{kernel}_{suffix}", grid, 256, (product, bias, out, out_scale, *sizes))
 
 
 def linear_operands(

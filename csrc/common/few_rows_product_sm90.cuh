@@ -42,7 +42,7 @@ struct WarpgroupShape {
   static constexpr bool kWhole = sizeof(Weight) == 1;
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
-  static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
+  static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_, kCentred = false;
   static constexpr int kMaxTokens = kTokens - (kNorm ? 2 : 0);  // the last two carry shift
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
   static constexpr int kGroupDepth = 64 * kSteps, kDepth = kGroupDepth * kGroups;
