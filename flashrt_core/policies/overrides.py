@@ -80,22 +80,24 @@ def _whole(where: str, value: Any, name: str, limits: Mapping[str, tuple[int, in
     return value
 
 
-def whole_list(expected: str, high: int, *, ascending: bool = True, count: int = 0) -> Check:
-    """A list of whole numbers in 1..``high`` (0 too where not ascending); ``count`` of them."""
-    low = 1 if ascending else 0
+def whole_list(expected: str, low: int, high: int, *, rising: bool, count: int = 0) -> Check:
+    """A list of whole numbers in ``low``..``high``, each above the last where ``rising``.
+
+    ``count``: of its entries; 0: one or more. ``expected`` says all of it, for messages.
+    """
 
     def check(where: str, value: Any) -> tuple[int, ...]:
         found = tuple(value) if isinstance(value, list | tuple) else ()
         whole = all(type(each) is int and low <= each <= high for each in found)
         fits = found and whole and count in (0, len(found))
-        if not fits or (ascending and sorted(set(found)) != list(found)):
+        if not fits or (rising and sorted(set(found)) != list(found)):
             raise OptionError(where, expected=expected, got=value)
         return found
 
     return check
 
 
-buckets = whole_list("ascending token counts in 1..4096", 4096)
+buckets = whole_list("ascending token counts in 1..4096", 1, 4096, rising=True)
 
 
 def flag(where: str, value: Any) -> bool:
