@@ -1,4 +1,4 @@
-"""Checkpoint tensors of GR00T N1.7, by Isaac-GR00T's names; LeRobot puts ``_groot_model.`` in front.
+"""Checkpoint tensors of GR00T N1.7, by Isaac-GR00T's names; LeRobot's begin with ``_groot_model.``.
 
 The projections of state and actions hold every embodiment, stored [slot, in, out].
 """
