@@ -54,6 +54,7 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
         {"image": torch.zeros(4, 6, 3, dtype=torch.uint8), "out": f32(6, 12)},
         {"patch": 2},
     ),
+    "add_rows": ({"src": f32(3, 4), "out": f32(3, 4)}, {}),
     "copy_rows": ({"src": f32(3, 4), "out": f32(3, 4)}, {}),
     "embed_rows": (
         {"tokens": i32(1, 2, 3), "length": i32(2), "table": f32(9, 4), "out": f32(3, 4)},
@@ -182,6 +183,7 @@ def test_strided_columns(name: str) -> None:
         ("action_out_euler", "out", "hidden"),
         ("attention", "out", "k"),
         ("copy_rows", "out", "src"),
+        ("add_rows", "out", "src"),
     ],
 )
 def test_overlap_is_refused(name: str, out: str, source: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flashrt_core.gemm import linear
 from flashrt_core.kernels.action_in import action_in
 from flashrt_core.kernels.action_out_euler import action_out_euler
+from flashrt_core.kernels.add_rows import add_rows
 from flashrt_core.kernels.copy_rows import copy_rows
 from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.image_patches import image_patches
@@ -207,6 +208,14 @@ def test_heads_are_normalised_before_they_turn(
     again, tail = k.clone(), qkv[:, heads * dim :]
     run(lambda lane: qkv_rope_kv(lane, tail, rope, None, k, v, head_dim=dim, **norms))  # type: ignore[arg-type]
     assert torch.equal(k, again)
+
+
+@pytest.mark.parametrize(("into", "dtype"), [(F32, F32), (BF16, BF16), (F32, BF16)])
+def test_rows_are_added_to_a_stream(into: torch.dtype, dtype: torch.dtype) -> None:
+    src, out = normal(64, 40, seed=1, dtype=dtype), normal(64, 40, seed=2, dtype=into)
+    exact = out.double() + src.double()
+    run(lambda lane: add_rows(lane, src, out))
+    assert_rounded_once(out, exact)
 
 
 def test_rows_are_quantised_on_their_way() -> None:

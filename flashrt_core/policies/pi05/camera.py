@@ -18,8 +18,8 @@ from ...images import Frame, packed
 from ...kernels.picture import MAX_TAPS, Kind, Picture
 from ...kernels.picture_reference import resize_like_torch, square
 from ..base import as_array
+from ..windows import image_input, picture_input
 from .config import Pi05Config
-from .windows import image_input, picture_input
 
 Array = np.ndarray[Any, Any]
 

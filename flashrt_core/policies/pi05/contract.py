@@ -23,9 +23,9 @@ from ...contract import (
 from ...errors import ContractError
 from ...precision import Precision
 from ..plan_buffers import quantised, scratch
+from ..windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
 from .config import SLOTS, GemmaConfig, Pi05Config
 from .sites import SITES, make_precision
-from .windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
 
 
 def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:

@@ -36,11 +36,11 @@ from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
 from ..dense import Dense
+from ..windows import image_input, picture_input
 from .config import SLOTS, Pi05Config
 from .numerics import embedding_scale
 from .schedule import step_size, time_left
 from .sites import dense
-from .windows import image_input, picture_input
 
 Buffers = Mapping[str, Tensor]
 Body = Callable[[Lane, Buffers], None]
