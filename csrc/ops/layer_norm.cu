@@ -1,7 +1,7 @@
 // layer_norm: y = (x - mean) / sqrt(var + eps) * w + b, row by row; w and b are 1 and 0 in the entries
 // named _plain
-// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16, or E4M3 with a scale; rows x_stride /
-// y_stride elements apart; w, b [D] float32; y may be x where both are bf16
+// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16 or float32, or E4M3 with a scale; rows x_stride /
+// y_stride elements apart; w, b [D] float32; y may be x where both have one format
 // float32 throughout (mean first, then the squares of the differences), one rounding
 // needs D % 8 == 0, D <= 8192, 16-byte aligned rows; one block of D / 8 threads (whole warps) a row
 // bound: memory, 4 M D bytes
@@ -65,3 +65,4 @@ FLASHRT_LAYER_NORM(layer_norm_plain_bf16, false, flashrt::bf16, flashrt::bf16)
 FLASHRT_LAYER_NORM(layer_norm_plain_f32_bf16, false, float, flashrt::bf16)
 FLASHRT_LAYER_NORM(layer_norm_plain_bf16_fp8, false, flashrt::bf16, flashrt::e4m3)
 FLASHRT_LAYER_NORM(layer_norm_plain_f32_fp8, false, float, flashrt::e4m3)
+FLASHRT_LAYER_NORM(layer_norm_f32_f32, true, float, float)

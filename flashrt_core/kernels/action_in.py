@@ -9,6 +9,7 @@ from .check import F32, ArgCheck
 from .launch import Launcher, blocks, require_bf16
 from .maths import ACTIVATIONS, Activation
 from .op import Lane, Op
+from .product_rows import product_rows_launch
 
 
 def action_in_ref(
@@ -49,9 +50,7 @@ def action_in_launch(
     args = (x, weight, bias, out, width, depth, *strides)
     launcher.launch("action_in_rows_bf16", (blocks(width, 256), rows), 256, args)
     if activation != "none":
-        behind = (out, None, out, None, width, out.stride(0), out.stride(0), kind, 0)
-        grid = (blocks(width, 8 * 256), rows)
-        launcher.launch("product_rows_activated_bf16", grid, 256, behind)
+        product_rows_launch(launcher, out, None, out, activation=activation)
 
 
 #: Width of x that 64 rows of it and of the weight fit into a block's shared memory with.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .check import ArgCheck
@@ -35,10 +36,13 @@ def layer_norm_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """One block a row."""
-    into = output_suffix("layer_norm", out)
+    if out.dtype is torch.float32:
+        into = stream_suffix("layer_norm", "out", out)
+    else:
+        into = output_suffix("layer_norm", out)
     stream = stream_suffix("layer_norm", "x", x)
     plain = "_plain" if weight is None else ""
-    formats = stream if stream == into else f"{stream}_{into}"
+    formats = "bf16" if stream == into == "bf16" else f"{stream}_{into}"
     rows, width = x.shape
     args = (x, weight, bias, out, out_scale, width, x.stride(0), out.stride(0), eps)
     launcher.launch(f"layer_norm{plain}_{formats}", rows, row_threads("layer_norm", width), args)
