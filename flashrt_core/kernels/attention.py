@@ -196,25 +196,7 @@ def attention_launch(
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
     if dim == 256 and kv_heads == 1 and segments == 1 and not causal and k.stride(0) == v.stride(0):
-        contiguous = q.stride(0) == out.stride(0) == heads * dim
-        few = rows <= 64 and contiguous and into == "bf16"
-        if prefix_length is not None and prefix_rows < keys and few:
-            _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
-            return
-        whole = prefix_length is None or prefix_rows == keys
-        if launcher.architecture == 90 and contiguous and whole:
-            _shared_kv_sm90(launcher, q, k, v, out, out_scale, prefix_length, scale)
-            return
-        pointers = (q, k, v, out, out_scale, prefix_length)
-        counts = (rows * heads, heads, keys, prefix_rows or keys)
-        pitches = (q.stride(0), k.stride(0), out.stride(0))
-        launcher.launch(
-            f"attention_shared_kv_d256_{into}",
-            blocks(rows * heads, 64),
-            256,
-            (*pointers, *counts, *pitches, scale),
-            shared_bytes=_SHARED_KV_SHARED,
-        )
+        _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
         return
     sizes = (rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
@@ -233,6 +215,40 @@ def attention_launch(
     plain = (rows, heads, kv_heads, dim, *sizes, int(causal), *strides, scale)
     args = (*tensors, *plain)
     launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+
+
+def _shared_kv(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+    scale: float,
+) -> None:
+    """Heads of 256 numbers that share one head of keys and values."""
+    (rows, heads, dim), keys, into = q.shape, k.shape[0], output_suffix("attention", out)
+    contiguous = q.stride(0) == out.stride(0) == heads * dim
+    few = rows <= 64 and contiguous and into == "bf16"
+    if prefix_length is not None and prefix_rows < keys and few:
+        _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
+        return
+    whole = prefix_length is None or prefix_rows == keys
+    if launcher.architecture == 90 and contiguous and whole:
+        _shared_kv_sm90(launcher, q, k, v, out, out_scale, prefix_length, scale)
+        return
+    pointers = (q, k, v, out, out_scale, prefix_length)
+    counts = (rows * heads, heads, keys, prefix_rows or keys)
+    pitches = (q.stride(0), k.stride(0), out.stride(0))
+    launcher.launch(
+        f"attention_shared_kv_d256_{into}",
+        blocks(rows * heads, 64),
+        256,
+        (*pointers, *counts, *pitches, scale),
+        shared_bytes=_SHARED_KV_SHARED,
+    )
 
 
 ATTENTION = Op("attention", attention_ref, attention_launch, low_bit=True)

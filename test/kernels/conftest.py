@@ -1,11 +1,18 @@
-"""One torch thread: the machines that run tests are shared, and results then repeat exactly."""
+"""One torch thread: the machines that run tests are shared, and results then repeat exactly.
+
+And the GPU of the tests that need one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from flashrt_core.contract import BufferSpec, DType, Role
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -15,3 +22,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Any]:
+    from flashrt_core.devices.cuda import CudaDevice
+
+    device = CudaDevice(overlap="on")
+    # Products are timed on weights anywhere in the device's memory.
+    device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def draw() -> Any:
+    generator = torch.Generator("cuda").manual_seed(torch.seed() % (1 << 40))
+
+    def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return (torch.randn(shape, generator=generator, device="cuda") * scale).to(dtype)
+
+    return draw
