@@ -72,7 +72,7 @@ def linear_launch(
     epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
     ends: dict[str, Any] = {"activation": activation, "residual": residual}
-    if linear_few_rows(launcher, x, weight, bias, out, **ends):
+    if linear_few_rows(launcher, x, weight, bias, out, **ends, weight_scale=weight_scale):
         return
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is None:

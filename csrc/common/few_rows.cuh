@@ -119,6 +119,31 @@ class FewRows {
     return shared_ + S::kShift + part * S::kDepth * 2;
   }
 
+  // Of a centred norm: gain - 1 as bf16, which x is grown by; shift, and the gain that this is, each as
+  // two bf16 rows.
+  __device__ __forceinline__ void fetch_centred() const {
+    for (int k = thread_ * 2; k < S::kDepth; k += S::kThreads * 2) {
+      const int at = split_ * S::kDepth + k;
+      float2 gain = {1.0f, 1.0f}, shift = {0.0f, 0.0f};
+      if (in_.scale) gain = *reinterpret_cast<const float2*>(in_.scale + at);
+      if (in_.shift) shift = *reinterpret_cast<const float2*>(in_.shift + at);
+      const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
+      const float2 grown = unpack2(growth);
+      *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
+      leave_vector(0, k, shift);
+      leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
+    }
+  }
+  __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
+    const uint32_t upper = pack2(v.x, v.y);
+    const float2 rounded = unpack2(upper);
+    *reinterpret_cast<uint32_t*>(vector_row(row) + k * 2) = upper;
+    *reinterpret_cast<uint32_t*>(vector_row(row + 1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
+  }
+  __device__ __forceinline__ unsigned char* vector_row(int row) const {
+    return shared_ + S::kShift + row * S::kVector;
+  }
+
   // x (1 + scale)
   __device__ __forceinline__ static uint4 grow(const uint4& x, const uint4& s) {
     return {grow2(x.x, s.x), grow2(x.y, s.y), grow2(x.z, s.z), grow2(x.w, s.w)};

@@ -50,8 +50,8 @@ struct StreamedShape {
   static constexpr int kFetched = kStages * kStageBytes, kSummed = kParts * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
-  static constexpr int kVectors = kScale + (kNorm ? kDepth * 2 : 0);
-  static constexpr int kSquares = kVectors + (kNorm ? 4 * kVector : 0);
+  static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
+  static constexpr int kSquares = kShift + (kNorm ? 4 * kVector : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
@@ -79,7 +79,7 @@ class StreamedProduct : FewRows<S, Op> {
     if (thread_ == 0) begin();
     __syncwarp();
     if constexpr (S::kSplit > 1) cluster_arrive();
-    if constexpr (S::kNorm) fetch_condition();
+    if constexpr (S::kNorm) this->fetch_centred();
     this->prepare();
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
@@ -124,30 +124,6 @@ class StreamedProduct : FewRows<S, Op> {
               split_ * S::kDepth + step * 64, 0);
   }
 
-  // Gain - 1 as bf16, which x is grown by; shift, and the gain that this is, each as two bf16 rows.
-  __device__ __forceinline__ void fetch_condition() const {
-    for (int k = thread_ * 2; k < S::kDepth; k += S::kThreads * 2) {
-      const int at = split_ * S::kDepth + k;
-      float2 gain = {1.0f, 1.0f}, shift = {0.0f, 0.0f};
-      if (in_.scale) gain = *reinterpret_cast<const float2*>(in_.scale + at);
-      if (in_.shift) shift = *reinterpret_cast<const float2*>(in_.shift + at);
-      const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
-      const float2 grown = unpack2(growth);
-      *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
-      leave_vector(0, k, shift);
-      leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
-    }
-  }
-  __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
-    const uint32_t upper = pack2(v.x, v.y);
-    const float2 rounded = unpack2(upper);
-    *reinterpret_cast<uint32_t*>(vector(row) + k * 2) = upper;
-    *reinterpret_cast<uint32_t*>(vector(row + 1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
-  }
-  __device__ __forceinline__ unsigned char* vector(int row) const {
-    return shared_ + S::kVectors + row * S::kVector;
-  }
-
   __device__ __forceinline__ void multiply() {
     float sums[S::kRows / 2];
     float squares[4] = {}, totals[4] = {};
@@ -187,7 +163,7 @@ class StreamedProduct : FewRows<S, Op> {
       const int k = step * 64 + part * 16 + lane_ % 4 * 2;
       if (slab_ == 3) {
         const bool holds = S::kNorm && lane_ < 16;
-        const unsigned char* v = vector(lane_ / 4 % 4) + k * 2;
+        const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;
         x[part][0] = holds ? *reinterpret_cast<const uint32_t*>(v) : 0u;
         x[part][1] = 0u;
         x[part][2] = holds ? *reinterpret_cast<const uint32_t*>(v + 16) : 0u;

@@ -15,26 +15,36 @@ from .launch import Launcher, TensorMap, require_bf16
 from .maths import ACTIVATIONS, Activation
 from .skinny import SkinnyPlan
 
-#: Most rows of x.
+#: Most rows of x that the copy engine fetches.
 _TOKENS = 48
 
 
-def _plan(kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
+def _tiled(kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
     name = f"{kernel}_k{depth}_{rows}_bf16_sm90"
     return SkinnyPlan(name, depth, _TOKENS, rows, shared_bytes, cluster=cluster, tiles=True)
 
 
+def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
+    """With int8 weights."""
+    name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
+    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, cluster=cluster)
+
+
 LINEAR_PLANS = (
-    _plan("linear", 1536, 32, 67648, 4),
-    _plan("linear", 1536, 48, 83008, 4),
-    _plan("linear", 1536, 96, 92208, 2),
-    _plan("linear", 6144, 96, 92208, 8),
+    _tiled("linear", 1536, 32, 67648, 4),
+    _tiled("linear", 1536, 48, 83008, 4),
+    _tiled("linear", 1536, 96, 92208, 2),
+    _tiled("linear", 6144, 96, 92208, 8),
+    _whole("linear", 1536, 48, 38432, 4),
+    _whole("linear", 6144, 48, 38432, 8),
 )
 NORM_PLANS = (
-    _plan("layer_norm_linear", 1536, 32, 74560, 4),
-    _plan("layer_norm_linear", 1536, 48, 90176, 4),
-    _plan("layer_norm_linear", 1536, 72, 85872, 2),
-    _plan("layer_norm_linear", 1536, 96, 103152, 2),
+    _tiled("layer_norm_linear", 1536, 32, 74560, 4),
+    _tiled("layer_norm_linear", 1536, 48, 90176, 4),
+    _tiled("layer_norm_linear", 1536, 72, 85872, 2),
+    _tiled("layer_norm_linear", 1536, 96, 103152, 2),
+    _whole("layer_norm_linear", 1536, 44, 48416, 2),
+    _whole("layer_norm_linear", 1536, 44, 45344, 4),
 )
 
 
@@ -46,11 +56,16 @@ def few_rows_plan(
     out: Tensor,
     activation: Activation,
 ) -> SkinnyPlan | None:
-    """The plan that keeps most multiprocessors busy in one round; None where none takes this."""
-    formats = {x.dtype, weight.dtype, out.dtype}
-    if formats != {torch.bfloat16} or activation == "gelu" or not weight.is_contiguous():
+    """The plan that keeps most multiprocessors busy at once; None where none takes this."""
+    wide = x.dtype is out.dtype is torch.bfloat16
+    if not wide or activation == "gelu" or not weight.is_contiguous():
         return None
-    fitting = [plan for plan in plans if plan.fits(launcher, x.shape[0], *weight.shape)]
+    tiles = {torch.bfloat16: True, torch.int8: False}.get(weight.dtype)
+    fitting = [
+        plan
+        for plan in plans
+        if plan.tiles == tiles and plan.fits(launcher, x.shape[0], *weight.shape)
+    ]
 
     def blocks_of(plan: SkinnyPlan) -> int:
         return weight.shape[0] // plan.rows * plan.cluster
@@ -70,15 +85,17 @@ def layer_norm_linear_few_rows(
     *,
     eps: float,
     activation: Activation,
+    weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
     plan = few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
     if plan is None:
         return False
-    require_bf16("layer_norm_linear", x=x, weight=weight, bias=bias, out=out)
-    kind = list(ACTIVATIONS).index(activation)
-    operands = (_rows(x), plan.weight(weight), gain, shift, bias, out)
-    plan.launch(launcher, weight.shape[0], (*operands, x.shape[0], out.stride(0), kind, eps))
+    require_bf16("layer_norm_linear", x=x, bias=bias, out=out)
+    operands, strides = _operands(plan, x, weight, weight_scale)
+    ends = (out.stride(0), list(ACTIVATIONS).index(activation), eps)
+    args = (*operands, gain, shift, bias, out, x.shape[0], *strides, *ends)
+    plan.launch(launcher, weight.shape[0], args)
     return True
 
 
@@ -91,19 +108,27 @@ def linear_few_rows(
     *,
     activation: Activation,
     residual: Tensor | None,
+    weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
     plan = few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
     if plan is None or (residual is not None and residual.shape != out.shape):
         return False
-    require_bf16("linear", x=x, weight=weight, bias=bias, out=out, residual=residual)
+    require_bf16("linear", x=x, bias=bias, out=out, residual=residual)
+    operands, strides = _operands(plan, x, weight, weight_scale)
+    ends = (out.stride(0), 0 if residual is None else residual.stride(0))
     kind = list(ACTIVATIONS).index(activation)
-    strides = (out.stride(0), 0 if residual is None else residual.stride(0))
-    operands = (_rows(x), plan.weight(weight), bias, residual, out)
-    plan.launch(launcher, weight.shape[0], (*operands, x.shape[0], *strides, kind))
+    args = (*operands, bias, residual, out, x.shape[0], *strides, *ends, kind)
+    plan.launch(launcher, weight.shape[0], args)
     return True
 
 
-def _rows(x: Tensor) -> TensorMap:
-    """All rows of x, 64 columns at a time; what is behind the last one is zero."""
-    return TensorMap(x.data_ptr(), x.shape[0], x.shape[1], x.stride(0), _TOKENS, 64)
+def _operands(
+    plan: SkinnyPlan, x: Tensor, weight: Tensor, weight_scale: Tensor | None
+) -> tuple[tuple[Tensor | TensorMap | None, ...], tuple[int, ...]]:
+    """What a kernel is given of x and the weight, and which strides."""
+    if not plan.tiles:
+        return (x, weight, weight_scale), (x.stride(0),)
+    # What is behind the last row is zero.
+    rows = TensorMap(x.data_ptr(), x.shape[0], x.shape[1], x.stride(0), _TOKENS, 64)
+    return (rows, plan.weight(weight)), ()

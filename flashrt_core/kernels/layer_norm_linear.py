@@ -54,11 +54,15 @@ def layer_norm_linear_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and what follows it."""
-    if x_scale is not None or weight_scale is not None or out_scale is not None:
-        raise no_kernel("layer_norm_linear", expected="bfloat16 operands", got=weight.dtype)
-    ends: dict[str, Any] = {"eps": eps, "activation": activation}
+    ends: dict[str, Any] = {"eps": eps, "activation": activation, "weight_scale": weight_scale}
     if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends):
         return
+    if x_scale is not None or weight_scale is not None or out_scale is not None:
+        raise no_kernel(
+            "layer_norm_linear",
+            expected="bfloat16 operands, or int8 weights of 1536 columns and at most 44 rows",
+            got=f"{weight.dtype} {list(weight.shape)} and {x.shape[0]} rows",
+        )
     require_bf16_rows("layer_norm_linear", weight=weight, bias=bias)
     (rows, width), columns = x.shape, weight.shape[0]
     scratch = launcher.workspace(rows * (width + columns))
