@@ -1,0 +1,160 @@
+"""What the golden cases of GR00T N1.7 run: sizes, weights, images, tokens, state, noise.
+
+As :mod:`.case` for π0.5: both sides use this file, only outputs are stored, and every number comes
+from formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashrt_core.policies.groot_n17.config import GrootConfig, make_config
+from flashrt_core.policies.groot_n17.weights import tensors
+from flashrt_core.tensors import TensorSpec
+
+from .case import Array, uniform
+
+#: Overrides of the ``base`` preset: its full depth (24, 16, 4, 32), narrow enough for any machine.
+#: What LeRobot's code fixes is as there: a feed-forward block four times as wide as its stream, 256
+#: numbers of a time.
+SIZES: dict[str, Any] = {
+    "vision_width": 64,
+    "vision_heads": 4,
+    "vision_ffn": 96,
+    "vision_table": 12,
+    "text_width": 96,
+    "text_heads": 6,
+    "text_kv_heads": 2,
+    "text_head_dim": 32,
+    "text_ffn": 160,
+    "text_sections": (6, 5, 5),
+    "adapter_heads": 4,
+    "adapter_ffn": 384,
+    "head_width": 64,
+    "head_heads": 4,
+    "head_ffn": 256,
+    "head_hidden": 48,
+    "image_size": 96,
+    "vocab": 1024,
+    "embodiments": 4,
+    "positions": 64,
+}
+#: Tokens of the cases; the network knows them by their place alone.
+IMAGE, VISION_START, VISION_END, CHAT = 1000, 1001, 1002, (1003, 77, 78)
+VIEWS = ("view_0", "view_1", "view_2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One decision.
+
+    Attributes:
+        name: prefix of its arrays in the data file.
+        views: cameras.
+        words: tokens of the instruction.
+        embodiment: slot of the projections.
+        steps: of the sampler.
+        arithmetic: "float32", "bfloat16", or "rounded": float32 arithmetic and weights after the
+            module went through bfloat16, so that only its buffers of rotary frequencies keep their
+            rounding.
+    """
+
+    name: str
+    views: int
+    words: int
+    embodiment: int = 1
+    steps: int = 4
+    arithmetic: str = "float32"
+
+    @property
+    def numerics(self) -> str:
+        """The profile that it needs of ours."""
+        return "lerobot" if self.arithmetic == "float32" else "lerobot_bf16"
+
+
+CASES = (
+    Case("one_view", views=1, words=7),
+    Case("two_views", views=2, words=19, embodiment=3),
+    Case("three_views", views=3, words=3, steps=2),
+    Case("rounded", views=2, words=19, arithmetic="rounded"),
+    Case("bfloat16", views=2, words=19, arithmetic="bfloat16"),
+)
+
+
+def config(case: Case) -> GrootConfig:
+    """Our configuration of a case."""
+    return make_config(
+        "base", **SIZES, embodiment=case.embodiment, steps=case.steps, numerics=case.numerics
+    )
+
+
+class Formulas:
+    """Weights from formulas, with the means and deviations of the random stand-in; a source."""
+
+    digest = "formulas"
+
+    def __init__(self, specs: dict[str, TensorSpec]) -> None:
+        self._specs = specs
+
+    def names(self) -> Iterable[str]:
+        """All tensor names."""
+        return self._specs
+
+    def get(self, name: str) -> Tensor:
+        """A new float32 tensor."""
+        spec = self._specs[name]
+        values = uniform(name, prod(spec.shape)).reshape(spec.shape)
+        return torch.from_numpy(values * np.float32(spec.std * 3.0**0.5) + np.float32(spec.mean))
+
+
+def source(case: Case) -> Formulas:
+    """The checkpoint of a case."""
+    return Formulas(tensors(config(case)))
+
+
+def images(case: Case) -> dict[str, Array]:
+    """View name -> [R, R, 3] uint8: coarse blocks plus noise."""
+    size, found = SIZES["image_size"], {}
+    for view in VIEWS[: case.views]:
+        coarse = uniform(f"blocks.{view}", 48).reshape(4, 4, 3)
+        coarse = coarse.repeat(size // 4, axis=0).repeat(size // 4, axis=1)
+        grain = uniform(f"noise.{view}", size * size * 3).reshape(size, size, 3)
+        found[view] = np.clip(128.0 + 90.0 * coarse + 60.0 * grain, 0, 255).astype(np.uint8)
+    return found
+
+
+def words(case: Case) -> list[int]:
+    """Token ids of the instruction and of the chat's end."""
+    drawn = (uniform("words", case.words) + 1.0) / 2.0 * (IMAGE - 1)
+    return [*(int(value) for value in drawn), CHAT[1], CHAT[2]]
+
+
+def text_tokens(case: Case) -> list[int]:
+    """Token ids without those of images, as our window takes them."""
+    return [*CHAT, *[VISION_START, VISION_END] * case.views, *words(case)]
+
+
+def all_tokens(case: Case) -> list[int]:
+    """Token ids as LeRobot takes them."""
+    side = SIZES["image_size"] // 32
+    image = [VISION_START, *[IMAGE] * side**2, VISION_END]
+    return [*CHAT, *image * case.views, *words(case)]
+
+
+def state(case: Case) -> Array:
+    """[1, 132] float32 in [-1, 1): 9 numbers of a robot, then zeros."""
+    values = np.zeros((1, 132), np.float32)
+    values[0, :9] = uniform("state", 9)
+    return values
+
+
+def noise(case: Case) -> Array:
+    """[40, 132] float32, variance 1."""
+    return uniform("noise", 40 * 132).reshape(40, 132) * np.float32(3.0**0.5)
