@@ -26,7 +26,7 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
   const int item = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (item >= rows * heads) return;
   const int row = item / heads, head = item % heads, kv_head = head / (heads / kv_heads);
-  const int first = row / rows_run * keys_run;
+  const int run = row / rows_run, first = run * keys_run;
   const int hidden = prefix_length ? *prefix_length : prefix_rows;
   float query[kParts], mixed[kParts] = {}, top = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -36,7 +36,8 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
                    ? __bfloat162float(q[static_cast<size_t>(row) * q_stride + head * head_dim + column])
                    : 0.0f;
   }
-  const int keys = causal ? min(row % rows_run + 1, keys_run) : keys_run;
+  const int keys = causal ? min(row - run * rows_run + 1, keys_run) : keys_run;
+#pragma unroll 1
   for (int j = 0; j < keys; ++j) {
     if (prefix_length && j >= hidden && j < prefix_rows) continue;
     const bf16* key = k + static_cast<size_t>(first + j) * k_stride + kv_head * head_dim;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
 }  // namespace flashrt
 
 #define FLASHRT_ATTENTION_ROWS(name, Out)                                                          \
-  extern "C" __global__ void __launch_bounds__(128)                                                \
+  extern "C" __global__ void __launch_bounds__(128, 8)                                             \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
            const float* out_scale, const int* prefix_length, int rows, int heads, int kv_heads,    \
            int head_dim, int rows_run, int keys_run, int prefix_rows, int causal, int q_stride,    \
