@@ -11,6 +11,8 @@
 // A block has 16 rows of one head. Its four warps take tiles of 16 keys in turn, each with memory,
 // copies and a softmax of its own, and join at the end: nobody waits inside. Few rows so make as many
 // blocks as they can, and a tile is small enough that short lists of keys keep all warps busy.
+// kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
+// safe behind a kernel that waits before it triggers (action_in does).
 // source of the online softmax: arXiv 2205.14135
 #include "../common/activation.cuh"
 #include "../common/mma.cuh"
@@ -60,26 +62,30 @@ class Heads {
     head_ = blockIdx.y;
   }
 
-  // This warp's share of keys; what it leaves in registers is joined by store().
-  __device__ __forceinline__ void run() {
+  // The first of this warp's keys under way.
+  __device__ __forceinline__ void begin() {
     const size_t run = blockIdx.z;
     length_ = args_.prefix_length ? *args_.prefix_length : args_.prefix_rows;
-    const int end = args_.causal ? min(args_.keys, first_row_ + kRows) : args_.keys;
+    end_ = args_.causal ? min(args_.keys, first_row_ + kRows) : args_.keys;
     const int head = head_ / args_.group;
     k_ = args_.k + run * args_.keys * args_.k_stride + head * kDim;
     v_ = args_.v + run * args_.keys * args_.v_stride + head * kDim;
-    const int tiles = (end + kKeys - 1) / kKeys;
-    const int own = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
+    const int tiles = (end_ + kKeys - 1) / kKeys;
+    own_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
 #pragma unroll
-    for (int i = 0; i < S::kStages; ++i) fetch(i, i < own, end);
-    fetch_queries(run);
+    for (int i = 0; i < S::kStages; ++i) fetch(i, i < own_);
+  }
+
+  // This warp's share of keys; what it leaves in registers is joined by store().
+  __device__ __forceinline__ void run() {
+    fetch_queries(blockIdx.z);
 #pragma unroll 1
-    for (int i = 0; i < own; ++i) {
+    for (int i = 0; i < own_; ++i) {
       copy_wait<S::kStages - 1>();
       __syncwarp();
       step(i);
       __syncwarp();  // nobody reads the tile any more
-      fetch(i + S::kStages, i + S::kStages < own, end);
+      fetch(i + S::kStages, i + S::kStages < own_);
     }
     copy_wait<0>();
     __syncthreads();
@@ -140,12 +146,12 @@ class Heads {
   }
 
   // A tile of keys and of values, as one group of copies; an empty group unless `wanted`.
-  __device__ __forceinline__ void fetch(int index, bool wanted, int end) {
+  __device__ __forceinline__ void fetch(int index, bool wanted) {
     if (wanted) {
 #pragma unroll
       for (int i = lane_; i < kKeys * kColumns; i += 32) {
         const int row = i / kColumns, column = i % kColumns * 8, key = first_key(index) + row;
-        const bool keep = key < end && shown(key);
+        const bool keep = key < end_ && shown(key);
         const size_t at = keep ? key : 0;
         copy16_async(shared_address(tile(index, 0) + row * S::kPitch + column),
                      k_ + at * args_.k_stride + column, keep);
@@ -241,7 +247,7 @@ class Heads {
   const Args args_;
   bf16* shared_;
   const bf16 *k_, *v_;
-  int lane_, warp_, first_row_, head_, length_;
+  int lane_, warp_, first_row_, head_, length_, end_, own_;  // end_ of the keys, own_ tiles of a warp
   uint32_t queries_[kSteps][4];
   float mixed_[kColumns][4] = {};
   float top_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
@@ -249,11 +255,13 @@ class Heads {
 
 template <class S, class Out>
 __device__ __forceinline__ void attend(const Args& args, Out* out, const float* out_scale,
-                                       int out_stride) {
+                                       int out_stride, int kept) {
   pdl_trigger();
   const float factor = store_factor<Out>(out_scale);
-  pdl_wait();
   Heads<S> heads(args);
+  if (kept) heads.begin();
+  pdl_wait();
+  if (!kept) heads.begin();
   heads.run();
   heads.join_lanes();
   heads.store(out, out_stride, factor);
@@ -273,12 +281,12 @@ static_assert(Wide128::kSharedBytes == 69632, "as the launcher has it");
   extern "C" __global__ void __launch_bounds__(128)                                                \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
            const float* out_scale, const int* prefix_length, int rows_run, int keys_run,           \
-           int prefix_rows, int group, int causal, int q_stride, int k_stride, int v_stride,       \
-           int out_stride, float scale) {                                                          \
+           int prefix_rows, int group, int causal, int kept, int q_stride, int k_stride,           \
+           int v_stride, int out_stride, float scale) {                                            \
     flashrt::heads::attend<flashrt::heads::Shape>(                                                 \
         {q, k, v, prefix_length, rows_run, keys_run, prefix_rows, q_stride, k_stride, v_stride,    \
          group, causal, scale * 1.4426950408889634f},                                              \
-        out, out_scale, out_stride);                                                               \
+        out, out_scale, out_stride, kept);                                                         \
   }
 
 FLASHRT_HEADS(attention_heads_d48_bf16, Wide48, flashrt::bf16)

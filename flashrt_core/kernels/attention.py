@@ -26,6 +26,7 @@ def attention_ref(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    kept: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
@@ -172,6 +173,7 @@ def attention_launch(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    kept: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
@@ -206,7 +208,7 @@ def attention_launch(
             f"attention_heads_d{dim}_{into}",
             (blocks(sizes[0], 16), heads, segments),
             128,
-            (*tensors, *sizes, heads // kv_heads, int(causal), *strides, scale),
+            (*tensors, *sizes, heads // kv_heads, int(causal), int(kept), *strides, scale),
             shared_bytes=_HEADS_SHARED[dim],
         )
         return
@@ -309,6 +311,7 @@ def attention(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    kept: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
@@ -325,13 +328,16 @@ def attention(
             j in [prefix_length, prefix_rows) are not read. None: every key counts.
         prefix_rows: rows kept for the prefix; keys from there on always count.
         causal: row i of a run sees no key behind i; needs as many keys as rows.
+        kept: k, v and prefix_length are what an earlier stage left, and an op of this stage that
+            holds the ones behind it back (``action_in``) is in front, so that a device may read
+            them before the ops between have come to their end.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
     _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, out_scale)
-    order = {"causal": True} if causal else {}
+    order = {name: True for name, is_so in (("causal", causal), ("kept", kept)) if is_so}
     lane.issue(
         ATTENTION,
         q,

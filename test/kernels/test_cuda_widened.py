@@ -156,19 +156,20 @@ def test_causal_attention(
         assert error(out[:half], want[:half]) < PROBABILITIES
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(
     ("rows", "keys", "heads", "dim", "prefix"),
     [(88, 88, 32, 64, 88), (41, 200, 32, 48, 200), (41, 32, 32, 48, 32), (20, 40, 4, 128, 24)],
 )
 def test_keys_beyond_a_length_are_not_read(
-    device: Any, draw: Any, rows: int, keys: int, heads: int, dim: int, prefix: int
+    device: Any, draw: Any, rows: int, keys: int, heads: int, dim: int, prefix: int, kept: bool
 ) -> None:
     q, cache = draw(rows, heads, dim, scale=2.0), draw(2, keys, heads, dim)
     k, v = cache.unbind()
     valid = torch.zeros(1, dtype=torch.int32, device="cuda")
     out, want = empty(rows, heads * dim), expected((rows, heads * dim))
     mask: dict[str, Any] = {"scale": dim**-0.5, "prefix_length": valid, "prefix_rows": prefix}
-    program = run(device, lambda lane: attention(lane, q, k, v, out, **mask))
+    program = run(device, lambda lane: attention(lane, q, k, v, out, **mask, kept=kept))
     for length in (prefix, prefix - 7, 17, 16, 1):
         valid.fill_(length)
         k[length:prefix], v[length:prefix] = float("nan"), float("inf")

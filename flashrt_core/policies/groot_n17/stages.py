@@ -325,6 +325,7 @@ def head_block(
             mask = {"prefix_length": buffers["text_length"], "prefix_rows": shape.prompt_tokens}
         q, kv = target.view(each), kept[:, block // 4].unflatten(-1, each[1:])
         k, v = kv.unbind(1)  # each [rows of the kind, heads, head_dim]
+        mask["kept"] = True
     eps = config.adapter_eps
     layer_norm_linear(lane, x, norm[0], norm[1], site.weight, bias, target, eps=eps, **site.scales)
     out, fc1, fc2 = (dense(buffers, f"head.{name}", block) for name in ("out", "fc1", "fc2"))
