@@ -292,25 +292,32 @@ class FewRows {
   __device__ __forceinline__ void finish() {
     constexpr bool kPushes = S::kSplit > 1;
     constexpr bool kSameItem = S::kThreads % S::kOwn == 0;  // a thread's items differ in token only
-    float4 b = {0.0f, 0.0f, 0.0f, 0.0f};
+    // So they do with kSteady, which leaves the last threads out: what an item needs is there already.
+    constexpr int kStride = S::kSteady ? S::kThreads / S::kOwn * S::kOwn : S::kThreads;
+    if (S::kSteady && thread_ >= kStride) return;
+    float4 b = {0.0f, 0.0f, 0.0f, 0.0f}, g = {0.0f, 0.0f, 0.0f, 0.0f};
+    if constexpr (S::kCentred) {
+      static_assert(S::kSteady, "an item a thread");
+      const int own = thread_ % S::kOwn;
+      b = sum_shift(own, split_ * S::kOwn + own);
+      g = sum_shift<S::kTokens - 2>(own, split_ * S::kOwn + own);
+    }
     if constexpr (S::kNorm && !S::kCentred && kSameItem) {
       const int own = thread_ % S::kOwn;
       if (thread_ < in_.tokens * S::kOwn) b = sum_shift(own, split_ * S::kOwn + own);
     }
-    for (int i = thread_; i < in_.tokens * S::kOwn; i += S::kThreads) {
+    for (int i = thread_; i < in_.tokens * S::kOwn; i += kStride) {
       const int token = i / S::kOwn, own = i % S::kOwn, item = split_ * S::kOwn + own;
-      if (Op::kFetches && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
-        op_.prepare(tile_, item);
+      if (Op::kFetches && S::kMaxTokens * S::kOwn > S::kThreads && i >= kStride) {
+        if constexpr (!S::kSteady) op_.prepare(tile_, item);
         op_.fetch(tile_, token, item, in_.tokens);
       }
-      if (!kSameItem && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
+      if (!kSameItem && !S::kSteady && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
         fetch_row_scales(item);
       }
       float4 y = kPushes ? received(token, own) : sum_item(token, item);
       if constexpr (S::kCentred) {
         const float2 m = moments(token);
-        const float4 g = sum_shift<S::kTokens - 2>(own, item);
-        b = sum_shift(own, item);
         y = {(y.x - m.x * g.x) * m.y + b.x, (y.y - m.x * g.y) * m.y + b.y,
              (y.z - m.x * g.z) * m.y + b.z, (y.w - m.x * g.w) * m.y + b.w};
       } else if constexpr (S::kNorm) {

@@ -35,7 +35,8 @@ struct SkinnyShape {
   static constexpr int kTiles = kTiles_, kColumns = kColumns_, kChunks = kChunks_;
   static constexpr int kRowWarps = kRowWarps_, kDepthWarps = kDepthWarps_;
   static constexpr int kSplit = kSplit_;
-  static constexpr bool kBulkWeights = kWeights_ == From::kBulk, kNorm = kNorm_, kCentred = false;
+  static constexpr bool kBulkWeights = kWeights_ == From::kBulk, kNorm = kNorm_;
+  static constexpr bool kCentred = false, kSteady = false;
   static constexpr int kWindow = kWindow_;  // columns of W under way at a time, in bulk copies
 
   static constexpr int kTokens = 16 * kTiles;

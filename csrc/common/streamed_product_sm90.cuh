@@ -31,7 +31,7 @@ struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
-  static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_;
+  static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr int kMaxTokens = 48, kTokens = kMaxTokens + (kNorm ? 4 : 0);
