@@ -165,7 +165,6 @@ class FewRows {
   int thread_, lane_, warp_, split_, tile_;
   float4 row_scales_;  // of this thread's item, with kWhole
 
- private:
   // The sum over the parts, for two neighbouring rows of W.
   __device__ __forceinline__ float2 sum_pair(int token, int row) const {
     const int first = row / S::kPartRows * S::kParts;

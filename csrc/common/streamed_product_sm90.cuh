@@ -63,7 +63,8 @@ struct StreamedShape {
 #ifdef FLASHRT_SM90A
 
 template <class S, class Op>
-class StreamedProduct : FewRows<S, Op> {
+class StreamedProduct : protected FewRows<S, Op> {
+ protected:
   using Base = FewRows<S, Op>;
   using Base::barrier, Base::floats, Base::in_, Base::lane_, Base::op_, Base::shared_, Base::split_;
   using Base::thread_, Base::tile_, Base::warp_, Base::kWeightsCame;
@@ -76,7 +77,10 @@ class StreamedProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     pdl_trigger();
-    if (thread_ == 0) begin();
+    if (thread_ == 0) {
+      if constexpr (S::kSplit > 1) this->expect_pushes();
+      begin();
+    }
     __syncwarp();
     if constexpr (S::kSplit > 1) cluster_arrive();
     if constexpr (S::kNorm) this->fetch_centred();
@@ -84,16 +88,13 @@ class StreamedProduct : FewRows<S, Op> {
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
     pdl_wait();
-    if (thread_ == 0) {
-#pragma unroll
-      for (int step = 0; step < S::kStages; ++step) fetch_tokens(step);
-    }
+    if (thread_ == 0) fetch_first_tokens();
     this->fetch();
     multiply();
     this->collect();
   }
 
- private:
+ protected:
   __device__ __forceinline__ unsigned char* stage(int step) const {
     return shared_ + step % S::kStages * S::kStageBytes;
   }
@@ -105,7 +106,6 @@ class StreamedProduct : FewRows<S, Op> {
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
     prefetch_map(*in_.rows);
-    if constexpr (S::kSplit > 1) this->expect_pushes();
 #pragma unroll
     for (int step = 0; step < S::kStages; ++step) barrier_init(full(step), 1);
     barrier_init_fence();
@@ -122,6 +122,11 @@ class StreamedProduct : FewRows<S, Op> {
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
               split_ * S::kDepth + step * 64, 0);
+  }
+
+  __device__ __forceinline__ void fetch_first_tokens() const {
+#pragma unroll
+    for (int step = 0; step < S::kStages; ++step) fetch_tokens(step);
   }
 
   __device__ __forceinline__ void multiply() {

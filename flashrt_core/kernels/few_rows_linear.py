@@ -129,6 +129,13 @@ def _operands(
     """What a kernel is given of x and the weight, and which strides."""
     if not plan.tiles:
         return (x, weight, weight_scale), (x.stride(0),)
-    # What is behind the last row is zero.
-    rows = TensorMap(x.data_ptr(), x.shape[0], x.shape[1], x.stride(0), _TOKENS, 64)
-    return (rows, plan.weight(weight)), ()
+    return row_maps(x, weight, plan.rows), ()
+
+
+def row_maps(x: Tensor, weight: Tensor, rows: int) -> tuple[TensorMap, TensorMap]:
+    """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
+    (count, depth), (width, _) = x.shape, weight.shape
+    return (
+        TensorMap(x.data_ptr(), count, depth, x.stride(0), _TOKENS, 64),
+        TensorMap(weight.data_ptr(), width, depth, depth, rows, 64),
+    )
