@@ -154,25 +154,21 @@ def read_embodiment(
     names = ("q01", "q99") if percentiles else ("min", "max")
     spans = _Spans(stats, where)
     states = [spans.read("state", group, names) for group in state_groups]
-    offsets = dict(
-        zip(state_groups, np.cumsum([0, *(low.size for low, _ in states)]), strict=False)
-    )
+    ends = np.cumsum([0, *(low.size for low, _ in states)]).tolist()
+    offsets = dict(zip(state_groups, ends, strict=False))
     configs = field_of(action, "action_configs", OBJECTS, where, [{}] * len(action_groups))
-    parts, mask, bases = [], [], []
+    parts: list[tuple[Array, Array]] = []
+    mask: list[bool] = []
+    bases: list[int] = []
     for group, config in zip(action_groups, configs, strict=True):
         moved = relative and _word(config.get("rep")) == "relative"
-        part = spans.read(
-            "relative_action" if moved else "action", group, ("min", "max") if moved else names
-        )
-        width = part[0].shape[-1]
-        parts.append(part)
+        # Where an action is relative its range is that of the extremes, whatever the others' is.
+        part = ("relative_action", group, ("min", "max")) if moved else ("action", group, names)
+        parts.append(spans.read(*part))
+        width = parts[-1][0].shape[-1]
         mask += [moved] * width
         if moved:
             bases += _bases(config, group, width, offsets, where)
-    deltas = action.get("delta_indices") or []
-    video = field_of(modality, "video", OBJECT, where, {})
-    if len(video.get("delta_indices") or [0]) != 1:
-        raise WeightsError(f"video of {where}", expected="one frame a camera", got=shown(video))
     place = _gripper(name, action_groups, parts) if gripper in (None, True) else None
     return Embodiment(
         name,
@@ -181,9 +177,16 @@ def read_embodiment(
         actions=_joined(parts, clip, where, place),
         relative=tuple(mask) if any(mask) else (),
         bases=tuple(bases),
-        rows=len(deltas) or None,
-        cameras=tuple(field_of(video, "modality_keys", TEXTS, where, [])),
+        rows=len(action.get("delta_indices") or []) or None,
+        cameras=_cameras(field_of(modality, "video", OBJECT, where, {}), where),
     )
+
+
+def _cameras(video: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Names of the cameras; WeightsError where the network sees more than one frame of them."""
+    if len(video.get("delta_indices") or [0]) != 1:
+        raise WeightsError(f"video of {where}", expected="one frame a camera", got=shown(video))
+    return tuple(field_of(video, "modality_keys", TEXTS, where, []))
 
 
 class _Spans:
