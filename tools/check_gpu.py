@@ -50,8 +50,8 @@ PICKED = (
     "test_attention_over_a_prefix[1-65",
     "test_attention_over_a_prefix[48-48",
     "test_linear_adds_a_table_to_every_run",
-    "test_geglu_linear[33-512-192]",
-    "test_geglu_linear[10-160-64]",
+    "test_glu_linear[33-512-192]",
+    "test_glu_linear[10-160-64]",
     "test_fused_geglu_tiles[191",
     "test_prompt_rows",
     "test_expert_ops[10]",
@@ -80,8 +80,8 @@ PICKED = (
 #: and ours do not, and under it those do not come to their end.
 NOT_RACED = (
     "test_linear_adds_a_table_to_every_run",
-    "test_geglu_linear[33-512-192]",
-    "test_geglu_linear[10-160-64]",
+    "test_glu_linear[33-512-192]",
+    "test_glu_linear[10-160-64]",
 )
 TOOLS = ("memcheck", "racecheck", "initcheck")
 #: Kernels of which racecheck may warn, and why. A warning is no error of the tool: it says that a

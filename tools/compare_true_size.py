@@ -46,7 +46,7 @@ from flashrt_core.errors import DeviceError  # noqa: E402
 from flashrt_core.policies.pi05 import POLICY, Pi05Config  # noqa: E402
 from flashrt_core.policies.pi05.numerics import PROFILES  # noqa: E402
 from flashrt_core.policies.pi05.reference import Reference  # noqa: E402
-from flashrt_core.policies.pi05.windows import image_input  # noqa: E402
+from flashrt_core.policies.windows import image_input  # noqa: E402
 from flashrt_core.tensors import TensorSource, TensorSpec  # noqa: E402
 
 LOOKUP = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"

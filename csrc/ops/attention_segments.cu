@@ -3,7 +3,7 @@
 // q|k|v rows); out [R, H d] bf16, or E4M3 with a scale. A row sees the 256 keys of its own run, so all scores of 16 rows
 // fit the registers of a warp and the softmax needs one pass.
 // float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
-// needs d = 72, runs of 256 rows, 16-byte aligned rows; grid (4, H, runs), 128 threads
+// needs d = 64 or 72, runs of 256 rows, 16-byte aligned rows; grid (4, H, runs), 128 threads
 // bound: 4 R 256 H d flop on mma.sync, 4 R H d * 2 bytes
 #include "../common/activation.cuh"
 #include "../common/mma.cuh"
@@ -18,10 +18,13 @@ constexpr int kKeys = 256, kRows = 64, kThreads = 128;
 
 // Rows of kDim values stay 16 bytes apart modulo 128 for odd kDim / 8: no bank conflicts, no padding.
 template <int kDim>
+constexpr int kPitch = kDim / 8 % 2 ? kDim : kDim + 8;
+
+template <int kDim>
 struct Shared {
-  bf16 q[kRows][kDim];
-  bf16 k[kKeys][kDim];
-  bf16 v[kKeys][kDim];
+  bf16 q[kRows][kPitch<kDim>];
+  bf16 k[kKeys][kPitch<kDim>];
+  bf16 v[kKeys][kPitch<kDim>];
 };
 
 template <int kDim>
@@ -29,7 +32,7 @@ __device__ __forceinline__ void fetch(bf16* shared, const bf16* global, int rows
   constexpr int kChunks = kDim / 8;
   for (int i = threadIdx.x; i < rows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
-    copy16_async(shared_address(shared + row * kDim + chunk * 8),
+    copy16_async(shared_address(shared + row * kPitch<kDim> + chunk * 8),
                  global + static_cast<size_t>(row) * stride + chunk * 8);
   }
 }
@@ -159,13 +162,15 @@ __device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16*
 }  // namespace segments
 }  // namespace flashrt
 
-#define FLASHRT_SEGMENTS(name, Out)                                                                \
+#define FLASHRT_SEGMENTS(name, kDim, Out)                                                                \
   extern "C" __global__ void __launch_bounds__(128)                                                \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
            const float* out_scale, int stride, int out_stride, float scale) {                      \
     flashrt::pdl_trigger();                                                                        \
-    flashrt::segments::attend<72>(q, k, v, out, out_scale, stride, out_stride, scale);             \
+    flashrt::segments::attend<kDim>(q, k, v, out, out_scale, stride, out_stride, scale);             \
   }
 
-FLASHRT_SEGMENTS(attention_segments_d72_bf16, flashrt::bf16)
-FLASHRT_SEGMENTS(attention_segments_d72_fp8, flashrt::e4m3)
+FLASHRT_SEGMENTS(attention_segments_d64_bf16, 64, flashrt::bf16)
+FLASHRT_SEGMENTS(attention_segments_d64_fp8, 64, flashrt::e4m3)
+FLASHRT_SEGMENTS(attention_segments_d72_bf16, 72, flashrt::bf16)
+FLASHRT_SEGMENTS(attention_segments_d72_fp8, 72, flashrt::e4m3)

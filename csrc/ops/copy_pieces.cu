@@ -47,7 +47,7 @@ __device__ __forceinline__ void store(uint64_t to, uint16_t v) {
 }
 
 // What is moved at once: its bytes, and the registers that hold it.
-struct Quad {
+struct SixteenBytes {
   static constexpr uint32_t kBytes = 16;
   using Value = uint4;
 };
@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(512)
     const CopyPiece& piece = plan.piece[index];
     const uint64_t pitches = piece.rows > 1 ? piece.to_pitch | piece.from_pitch : 0;
     const uint64_t places = piece.to | piece.from | pitches;
-    if (places % Quad::kBytes == 0) {
-      copy_piece<Quad>(piece, first, step);
+    if (places % SixteenBytes::kBytes == 0) {
+      copy_piece<SixteenBytes>(piece, first, step);
     } else if (places % Word::kBytes == 0) {
       copy_piece<Word>(piece, first, step);
     } else {

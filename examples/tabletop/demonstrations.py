@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flashrt_core.policies.base import Deployment, Observation, ProcessorOptions
+from flashrt_core.policies.normalisation import from_arrays
 from flashrt_core.policies.pi05.config import Pi05Config
 from flashrt_core.policies.pi05.deployment import Details
-from flashrt_core.policies.pi05.normalisation import from_arrays
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
 
 from .dataset import load as load_cache

@@ -7,9 +7,9 @@ from torch import Tensor
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
-from .geglu_linear import geglu_rows_launch
+from .glu_linear import glu_rows_launch
 from .launch import Launcher, require_bf16
-from .maths import ada_rms_normalise, geglu
+from .maths import ada_rms_normalise, glu
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import SkinnyPlan, choose_plan, whole_plans
@@ -48,7 +48,7 @@ def ada_rms_norm_geglu_ref(
 ) -> None:
     """float32 throughout, one rounding into ``out``."""
     normal = ada_rms_normalise(x, scale, shift, eps)
-    store(geglu(normal, weight, x_scale, weight_scale), out, out_scale)
+    store(glu(normal, weight, x_scale, weight_scale), out, out_scale)
 
 
 def ada_rms_norm_geglu_launch(
@@ -94,7 +94,7 @@ def ada_rms_norm_geglu_launch(
     merged = scratch[rows * width :].view(rows, -1)
     ada_rms_norm_launch(launcher, x, scale, shift, normal, eps)
     launcher.matmul(normal, weight, None, merged)
-    geglu_rows_launch(launcher, merged, out)
+    glu_rows_launch(launcher, merged, out)
 
 
 def ada_rms_norm_geglu_operands(
@@ -140,7 +140,7 @@ def ada_rms_norm_geglu(
         x: [M, D] float, the residual stream.
         scale: [D] float32, one row of the step table.
         shift: [D] float32, likewise.
-        weight: [2F, D] float, gate and up rows interleaved as in ``geglu_linear``.
+        weight: [2F, D] float, gate and up rows interleaved as in ``glu_linear``.
         out: [M, F] float, apart from ``x``.
         eps: added to the mean square.
         x_scale: [1] float32: n is quantised with it before the product.

@@ -137,6 +137,24 @@ class ArgCheck:
         if not holds:
             raise ContractError(f"{self.op}: {what}", expected=expected, got=got)
 
+    def affine(
+        self, gain_name: str, gain: Tensor | None, shift_name: str, shift: Tensor | None
+    ) -> None:
+        """Checks gain and offset of a norm over rows [.., D], float32; there are both or none."""
+        self.require(
+            (gain is None) == (shift is None),
+            f"arguments '{gain_name}' and '{shift_name}'",
+            expected="both or none",
+            got=[value is not None for value in (gain, shift)],
+        )
+        if gain is not None and shift is not None:
+            self.tensor(gain_name, gain, ("D",), F32)
+            self.tensor(shift_name, shift, ("D",), F32)
+
+    def choice(self, name: str, value: str, allowed: tuple[str, ...]) -> None:
+        """Raises ContractError unless a setting is one of those that the op knows."""
+        self.require(value in allowed, name, expected=" or ".join(allowed), got=value)
+
     def apart(self, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
         """Raises ContractError when two arguments overlap in memory."""
         if value.device.type == "meta":  # sizes only, no memory

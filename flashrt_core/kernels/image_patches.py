@@ -25,12 +25,15 @@ def image_patches_ref(
     picture: Tensor | None = None,
     size: int = 0,
     method: str = "pillow",
+    merge: int = 1,
 ) -> None:
     """pixel / 127.5 - 1 in float32, one rounding into ``out``."""
     if picture is not None:
         image = square(image, Picture.of(picture.tolist()), size, method)
     rows, columns = image.shape[0] // patch, image.shape[1] // patch
-    tiles = image.view(rows, patch, columns, patch, 3).permute(0, 2, 4, 1, 3)
+    # [group row, row in group, y, group column, column in group, x, channel]
+    tiles = image.view(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+    tiles = tiles.permute(0, 3, 1, 4, 6, 2, 5)
     scaled = tiles.reshape(rows * columns, 3 * patch * patch).float()
     out.copy_(scaled.div_(127.5).sub_(1.0))
 
@@ -44,20 +47,36 @@ def image_patches_launch(
     picture: Tensor | None = None,
     size: int = 0,
     method: str = "pillow",
+    merge: int = 1,
 ) -> None:
     """One block a patch; from a camera's bytes, a thread a pixel of it."""
     require_bf16_rows("image_patches", out=out)
+    merged, groups = ("", ()) if merge == 1 else ("_merged", (merge,))
     if picture is None:
-        args = (image, out, image.shape[1] // patch, patch, out.stride(0))
-        launcher.launch("image_patches_bf16", out.shape[0], 256, args)
+        args = (image, out, image.shape[1] // patch, patch, out.stride(0), *groups)
+        launcher.launch(f"image_patches{merged}_bf16", out.shape[0], 256, args)
         return
     columns, nearest = size // patch, method == "torch"
-    raw = (image, picture, out, image.numel(), columns, patch, out.stride(0), int(nearest))
+    sizes = (image.numel(), columns, patch, out.stride(0), int(nearest))
+    raw = (image, picture, out, *sizes, *groups)
     shared = 2 * patch * (MAX_TAPS + 2) * 4  # weights, first pixel and count, of rows and columns
-    launcher.launch("image_patches_raw_bf16", out.shape[0], 256, raw, shared_bytes=shared)
+    launcher.launch(f"image_patches_raw{merged}_bf16", out.shape[0], 256, raw, shared_bytes=shared)
 
 
 IMAGE_PATCHES = Op("image_patches", image_patches_ref, image_patches_launch)
+
+
+def _checked_sides(
+    check: ArgCheck, image: Tensor, picture: Tensor | None, size: int, method: str
+) -> tuple[int, int]:
+    """Height and width of the picture that is cut; checks where it comes from."""
+    if picture is None:
+        check.tensor("image", image, ("Y", "X", 3), U8)
+        return check.sizes["Y"], check.sizes["X"]
+    check.tensor("image", image, ("B",), U8)
+    check.tensor("picture", picture, (FIELDS,), I32)
+    check.require(method in METHODS, "argument 'method'", expected=METHODS, got=repr(method))
+    return size, size
 
 
 def image_patches(
@@ -69,6 +88,7 @@ def image_patches(
     picture: Tensor | None = None,
     size: int = 0,
     method: str = "pillow",
+    merge: int = 1,
 ) -> None:
     """Cuts an image into the rows that a patch-embedding product takes.
 
@@ -85,23 +105,21 @@ def image_patches(
         method: with ``picture``: filter of the resize, "pillow" (averages over the source area,
             in Pillow's fixed point) or "torch" (the four nearest pixels in float32); both give the
             grey levels of their namesake bit for bit.
+        merge: side of a group of patches; groups are row-major, and so are the patches of one,
+            which follow each other.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
     check = ArgCheck("image_patches")
-    if picture is None:
-        check.tensor("image", image, ("Y", "X", 3), U8)
-        height, width = check.sizes["Y"], check.sizes["X"]
-    else:
-        check.tensor("image", image, ("B",), U8)
-        check.tensor("picture", picture, (FIELDS,), I32)
-        check.require(method in METHODS, "argument 'method'", expected=METHODS, got=repr(method))
-        height = width = size
+    height, width = _checked_sides(check, image, picture, size, method)
+    check.require(merge > 0, "argument 'merge'", expected="at least 1", got=merge)
+    side = patch * merge
     check.require(
-        patch > 0 and height > 0 and height % patch == 0 and width % patch == 0,
+        side > 0 and height > 0 and height % side == 0 and width % side == 0,
         "argument 'image'" if picture is None else "argument 'size'",
-        expected=f"sides that are multiples of the patch, {patch}",
+        expected=f"sides that are multiples of the patch, {patch}"
+        + (f", times merge, {merge}" if merge > 1 else ""),
         got=f"[{height}, {width}]",
     )
     check.require(
@@ -109,9 +127,9 @@ def image_patches(
     )
     tokens = (height // patch) * (width // patch)
     check.tensor("out", out, (tokens, 3 * patch * patch), FLOATS)
+    groups = {"merge": merge} if merge > 1 else {}
     if picture is None:
-        lane.issue(IMAGE_PATCHES, image, out, patch=patch)
+        lane.issue(IMAGE_PATCHES, image, out, patch=patch, **groups)
     else:
-        lane.issue(
-            IMAGE_PATCHES, image, out, patch=patch, picture=picture, size=size, method=method
-        )
+        camera = {"picture": picture, "size": size, "method": method}
+        lane.issue(IMAGE_PATCHES, image, out, patch=patch, **camera, **groups)

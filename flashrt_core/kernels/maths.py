@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .quantised import E4M3, quantise, rescaled
+
+Activation = Literal["none", "gelu_tanh", "gelu", "silu", "relu"]
+Gate = Literal["gelu_tanh", "silu"]
+
+#: What an op may do to each number of a product; ``gelu`` is the form with the error function.
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda y: y,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+}
 
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:
@@ -33,21 +49,31 @@ def matmul(
     return rescaled(F.linear(x.float(), weight.float()), x_scale, weight_scale)
 
 
-def geglu(
-    x: Tensor, weight: Tensor, x_scale: Tensor | None = None, weight_scale: Tensor | None = None
+def layer_normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * gain + shift over the last dimension, in float32."""
+    return F.layer_norm(x.float(), (x.shape[-1],), gain, shift, eps)
+
+
+def glu(
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    activation: Gate = "gelu_tanh",
 ) -> Tensor:
-    """gelu_tanh(x Wg^T) * (x Wu^T) -> [M, F] float32.
+    """act(x Wg^T) * (x Wu^T) -> [M, F] float32.
 
     Args:
         x: [M, K] float.
         weight: [2F, K] float, gate rows at even indices and up rows at odd ones.
         x_scale, weight_scale: [1] and [2F] as in :func:`matmul`.
+        activation: of the gate.
     """
     gate_scale, up_scale = (
         None if weight_scale is None else weight_scale[first::2] for first in (0, 1)
     )
     # Two products over every other row: the halves come out contiguous, which gelu needs for speed.
-    gate = F.gelu(matmul(x, weight[0::2], x_scale, gate_scale), approximate="tanh")
+    gate = ACTIVATIONS[activation](matmul(x, weight[0::2], x_scale, gate_scale))
     return gate.mul_(matmul(x, weight[1::2], x_scale, up_scale))
 
 
@@ -68,16 +94,30 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def split_qkv_rope(
-    qkv: Tensor, rope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, head_dim: int
+    qkv: Tensor,
+    rope: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    head_dim: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Splits merged projection rows [M, (Hq + 2 Hkv) d] float32, turns q and k, writes all three.
 
-    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d].
+    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d]. With gains
+    ``q_norm`` and ``k_norm`` [d], each head of q and k is RMS-normalised before it turns.
     """
     rows, kv_width = qkv.shape[0], k.shape[-1]
     q_width = qkv.shape[-1] - 2 * kv_width
-    heads = qkv.unflatten(1, (-1, head_dim))
-    turned = rotate(heads[:, : (q_width + kv_width) // head_dim], rope).view(rows, -1)
+    heads = qkv.unflatten(1, (-1, head_dim))[:, : (q_width + kv_width) // head_dim]
+    if k_norm is not None:
+        gains = k_norm.expand(heads.shape[1], head_dim).clone()
+        if q_norm is not None:
+            gains[: q_width // head_dim] = q_norm
+        heads = rms_normalise(heads, eps) * gains
+    turned = rotate(heads, rope).view(rows, -1)
     if q is not None:
         q.copy_(turned[:, :q_width])
     k.copy_(turned[:, q_width:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ..errors import ContractError
@@ -12,10 +14,19 @@ from .op import Lane, Op
 
 
 def qkv_rope_kv_ref(
-    qkv: Tensor, rope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, *, head_dim: int
+    qkv: Tensor,
+    rope: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    *,
+    head_dim: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """Turned in float32, one rounding into each output."""
-    split_qkv_rope(qkv.float(), rope, q, k, v, head_dim)
+    """Normalised and turned in float32, one rounding into each output."""
+    split_qkv_rope(qkv.float(), rope, q, k, v, head_dim, q_norm, k_norm, eps)
 
 
 def qkv_rope_kv_launch(
@@ -27,8 +38,11 @@ def qkv_rope_kv_launch(
     v: Tensor,
     *,
     head_dim: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """One block a row, eight angles a thread."""
+    """One block a row, eight angles a thread; with norms a warp a head."""
     require_bf16("qkv_rope_kv", qkv=qkv, q=q, k=k, v=v)
     if head_dim % 16:
         raise ContractError(
@@ -38,6 +52,11 @@ def qkv_rope_kv_launch(
     items = (q_heads + 3 * kv_heads) * head_dim // 16
     args = (qkv, rope, q, k, v, q_heads, kv_heads, head_dim, qkv.stride(0), rope.stride(0))
     strides = (0 if q is None else q.stride(0), k.stride(0), v.stride(0))
+    if k_norm is not None:
+        grid = (blocks(q_heads + 2 * kv_heads, 8), qkv.shape[0])
+        normed = (*args[:2], q_norm, k_norm, *args[2:], *strides, eps)
+        launcher.launch("qkv_norm_rope_kv_bf16", grid, 256, normed)
+        return
     launcher.launch(
         "qkv_rope_kv_bf16", qkv.shape[0], min(1024, blocks(items, 32) * 32), (*args, *strides)
     )
@@ -73,17 +92,27 @@ def qkv_rope_kv(
     v: Tensor,
     *,
     head_dim: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """q = rope(qkv[:, :Dq]), k = rope(the next Dkv columns), v = the last Dkv columns.
+
+    With gains, each head of q and k is h / sqrt(mean(h^2) + eps) * gain before it turns.
 
     Args:
         lane: where the op goes.
         qkv: [M, Dq + 2 Dkv] float, heads side by side.
-        rope: [M, head_dim] float32 rows of ``rope_rows``; half-split pairing.
+        rope: [M, head_dim] float32, cosines of a row's angles and then their sines, as of
+            ``rope_rows``; half-split pairing.
         q: [M, Dq] float, or None where the rows hold k|v only.
         k: [M, Dkv] float, rows of the key cache.
         v: [M, Dkv] float, rows of the value cache.
         head_dim: width of a head.
+        q_norm: [head_dim] float32, gain of the norm of a head of q; there where ``k_norm`` and
+            ``q`` are. None: heads are not normalised.
+        k_norm: [head_dim] float32, likewise of k.
+        eps: added to the mean square of a head.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -91,4 +120,15 @@ def qkv_rope_kv(
     check = ArgCheck("qkv_rope_kv")
     width = check_qkv_outputs(check, rope, q, k, v, head_dim)
     check.tensor("qkv", qkv, ("M", width))
-    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim)
+    check.require(
+        (q_norm is None) == (k_norm is None or q is None),
+        "arguments 'q_norm' and 'k_norm'",
+        expected="both or none" if q is not None else "no 'q_norm' without 'q'",
+        got=[gain is not None for gain in (q_norm, k_norm)],
+    )
+    norms: dict[str, Any] = {}
+    if k_norm is not None:
+        norms = {"k_norm": check.tensor("k_norm", k_norm, (head_dim,), F32), "eps": eps}
+        if q_norm is not None:
+            norms["q_norm"] = check.tensor("q_norm", q_norm, (head_dim,), F32)
+    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **norms)

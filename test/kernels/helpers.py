@@ -48,6 +48,11 @@ def rms(x: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps) ** 0.5
 
 
+def layer(x: Tensor, eps: float) -> Tensor:
+    """x less its mean, over the root of its variance."""
+    return rms(x - x.mean(-1, keepdim=True), eps)
+
+
 def gelu(x: Tensor) -> Tensor:
     """The tanh form."""
     return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x.pow(3))))

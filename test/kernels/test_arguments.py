@@ -39,10 +39,22 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
         {"x": f32(3, 4), "weight": f32(4), "bias": f32(4), "out": f32(3, 4)},
         {"eps": 1e-6},
     ),
+    "layer_norm_linear": (
+        {
+            "x": f32(3, 4),
+            "gain": f32(4),
+            "shift": f32(4),
+            "weight": f32(5, 4),
+            "bias": f32(5),
+            "out": f32(3, 5),
+        },
+        {"eps": 1e-6, "activation": "silu"},
+    ),
     "image_patches": (
         {"image": torch.zeros(4, 6, 3, dtype=torch.uint8), "out": f32(6, 12)},
         {"patch": 2},
     ),
+    "add_rows": ({"src": f32(3, 4), "out": f32(3, 4)}, {}),
     "copy_rows": ({"src": f32(3, 4), "out": f32(3, 4)}, {}),
     "embed_rows": (
         {"tokens": i32(1, 2, 3), "length": i32(2), "table": f32(9, 4), "out": f32(3, 4)},
@@ -55,7 +67,7 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
         {"q": f32(3, 4, 2), "k": f32(5, 2, 2), "v": f32(5, 2, 2), "out": f32(3, 8)},
         {"scale": 1.0, "prefix_length": i32(2), "prefix_rows": 4},
     ),
-    "geglu_linear": ({"x": f32(3, 4), "weight": f32(10, 4), "out": f32(3, 5)}, {}),
+    "glu_linear": ({"x": f32(3, 4), "weight": f32(10, 4), "out": f32(3, 5)}, {}),
     "ada_rms_norm_qkv_rope_kv": (
         {**_ADA, "weight": f32(10, 4), **_QKV},
         {"head_dim": 2, "eps": 1e-6},
@@ -162,13 +174,16 @@ def test_strided_columns(name: str) -> None:
     ("name", "out", "source"),
     [
         ("linear", "out", "x"),
-        ("geglu_linear", "out", "x"),
+        ("glu_linear", "out", "x"),
+        ("layer_norm_linear", "out", "x"),
+        ("action_in", "out", "x"),
         ("linear_gated_residual", "out", "x"),
         ("ada_rms_norm_geglu", "out", "x"),
         ("ada_rms_norm_qkv_rope_kv", "q", "x"),
         ("action_out_euler", "out", "hidden"),
         ("attention", "out", "k"),
         ("copy_rows", "out", "src"),
+        ("add_rows", "out", "src"),
     ],
 )
 def test_overlap_is_refused(name: str, out: str, source: str) -> None:
@@ -186,16 +201,26 @@ def test_overlap_is_refused(name: str, out: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("linear", {"activation": "relu"}, "activation: expected none or gelu_tanh, got relu"),
+        ("linear", {"activation": "tanh"}, "activation: expected none or .* or relu, got tanh"),
+        ("layer_norm_linear", {"activation": "tanh"}, "activation: expected none or .*, got tanh"),
+        ("glu_linear", {"activation": "relu"}, "activation: expected gelu_tanh or silu, got relu"),
+        ("action_in", {"activation": "gelu"}, "activation: expected none or silu or relu, got"),
         ("linear", {"residual": i32(1)[None]}, "argument 'residual': expected float32 or"),
         ("linear", {"residual": f32(2, 5)}, "rows of 'residual': expected a divisor of 3, got 2"),
         ("attention", {"segments": 2}, "rows of 'q' and 'k'"),
         ("attention", {"prefix_rows": 6}, "prefix_rows: expected 1..5"),
         ("attention", {"prefix_rows": 0}, "prefix_rows: expected 1..5"),
         ("attention", {"prefix_length": f32(1)}, "argument 'prefix_length': expected int32"),
+        ("attention", {"causal": True}, "rows of 'k': expected 3 as of 'q', with causal, got 5"),
+        ("image_patches", {"merge": 4}, "multiples of the patch, 2, times merge, 4, got"),
+        ("image_patches", {"merge": 0}, "argument 'merge': expected at least 1, got 0"),
         ("image_patches", {"patch": 5}, "sides that are multiples of the patch, 5, got .4, 6."),
         ("image_patches", {"patch": 0}, "argument 'image'"),
         ("qkv_rope_kv", {"head_dim": 3}, "argument 'rope'"),
+        ("qkv_rope_kv", {"q_norm": f32(2)}, "'q_norm' and 'k_norm': expected both or none, got"),
+        ("qkv_rope_kv", {"k_norm": f32(2)}, "'q_norm' and 'k_norm': expected both or none, got"),
+        ("qkv_rope_kv", {"q_norm": f32(2), "k_norm": f32(3)}, "argument 'k_norm': expected .2."),
+        ("qkv_rope_kv", {"q_norm": f32(3), "k_norm": f32(2)}, "argument 'q_norm': expected .2."),
         (
             "action_out_euler",
             {"previous": f32(3, 2)},
@@ -211,6 +236,29 @@ def test_bad_scalars(name: str, changes: dict[str, Any], message: str) -> None:
     tensors, scalars = GOOD[name]
     with pytest.raises(ContractError, match=message):
         issue(name, tensors, {**scalars, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "gain", "shift"),
+    [
+        ("layer_norm", "weight", "bias"),
+        ("layer_norm_linear", "gain", "shift"),
+        ("action_out_euler", "scale", "shift"),
+    ],
+)
+def test_half_an_affine_norm(name: str, gain: str, shift: str) -> None:
+    tensors, scalars = GOOD[name]
+    for missing in (gain, shift):
+        with pytest.raises(ContractError, match=f"'{gain}' and '{shift}': expected both or none"):
+            issue(name, {**tensors, missing: None}, scalars)  # type: ignore[dict-item]
+
+
+def test_gains_of_heads_that_are_not_there() -> None:
+    tensors, scalars = GOOD["qkv_rope_kv"]
+    tail = {**tensors, "qkv": f32(3, 4), "q": None}
+    norms = {"q_norm": f32(2), "k_norm": f32(2)}
+    with pytest.raises(ContractError, match="expected no 'q_norm' without 'q'"):
+        issue("qkv_rope_kv", tail, {**scalars, **norms})  # type: ignore[arg-type]
 
 
 def test_no_tensor_at_all() -> None:

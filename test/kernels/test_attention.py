@@ -109,3 +109,53 @@ def test_large_scores_do_not_overflow() -> None:
     run(lambda lane: attention(lane, q, k, v, out, scale=1e4))
     assert torch.isfinite(out).all()
     assert_rounded_once(out, exact(q, k, v, 1e4))
+
+
+# Text stack (grouped heads), then odd ones; runs of rows that do not see each other.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "dim", "segments"),
+    [(90, 16, 8, 128, 1), (7, 6, 2, 5, 1), (12, 2, 1, 8, 3), (1, 1, 1, 2, 1)],
+)
+def test_causal(
+    rows: int, heads: int, kv_heads: int, dim: int, segments: int, dtype: torch.dtype
+) -> None:
+    q, k, v, out = tensors(rows, rows, heads, kv_heads, dim, dtype)
+    run(lambda lane: attention(lane, q, k, v, out, scale=0.3, segments=segments, causal=True))
+    run_rows = rows // segments
+    for row in range(rows):
+        seen = slice(row - row % run_rows, row + 1)
+        assert_rounded_once(out[row : row + 1], exact(q[row : row + 1], k[seen], v[seen], 0.3))
+
+
+def test_padding_behind_a_causal_prefix_reaches_no_row_in_use() -> None:
+    q, k, v, out = tensors(9, 9, 4, 2, 8, F32)
+    length = torch.tensor([6], dtype=torch.int32)
+
+    def issue(lane: Lane) -> None:
+        attention(lane, q, k, v, out, scale=0.3, prefix_length=length, prefix_rows=9, causal=True)
+
+    run(issue)
+    clean = out[:6].clone()
+    for row in range(6):
+        assert_rounded_once(
+            out[row : row + 1], exact(q[row : row + 1], k[: row + 1], v[: row + 1], 0.3)
+        )
+    k[6:], v[6:] = torch.nan, torch.inf
+    run(issue)
+    assert torch.equal(out[:6], clean) and torch.isfinite(out).all()
+
+
+# Heads of a tower, of an adapter, of a diffusion transformer over a context of device-held length.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "dim", "used"), [(41, 41, 32, 48, 41), (41, 32, 32, 48, 19)]
+)
+def test_few_queries_of_many_heads(
+    rows: int, keys: int, heads: int, dim: int, used: int, dtype: torch.dtype
+) -> None:
+    q, k, v, out = tensors(rows, keys, heads, heads, dim, dtype)
+    length = torch.tensor([used], dtype=torch.int32)
+    mask = {} if used == keys else {"prefix_length": length, "prefix_rows": keys}
+    run(lambda lane: attention(lane, q, k, v, out, scale=dim**-0.5, **mask))  # type: ignore[arg-type]
+    assert_rounded_once(out, exact(q, k[:used], v[:used], dim**-0.5))

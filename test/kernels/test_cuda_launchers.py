@@ -17,7 +17,7 @@ from flashrt_core.kernels import (
     linear_gated_residual,
 )
 from flashrt_core.kernels.attention import attention
-from flashrt_core.kernels.geglu_linear import geglu_linear
+from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.launch import TensorMap
 from flashrt_core.kernels.quantised import E4M3
 from flashrt_core.kernels.rms_norm import rms_norm
@@ -86,7 +86,7 @@ def test_fp8_plan_launches_as_declared(architecture: int, whole: bool) -> None:
         wide = CheckingLauncher(architecture)
         launch_policy("base", 2, wide, **SHALLOW)
         assert (launcher.products, len(kernels)) == (wide.products, len(wide.launches))
-    gates = [kernel for kernel in kernels if kernel.startswith("geglu_")]
+    gates = [kernel for kernel in kernels if kernel.startswith("glu_")]
     assert len(gates) == 1 and "fp8" in gates[0]
     expert = [kernel for kernel in kernels if kernel.startswith("ada_rms_norm_g")]
     assert all("_i8" in kernel for kernel in expert) and len(expert) == 2
@@ -106,7 +106,7 @@ def test_scales_are_handed_on() -> None:
     assert quantised.args[3] is out_scale and quantised.args[-2:] == (1, 0)
     merged, scales = torch.empty(512, 16).to(E4M3), torch.ones(32)
     given |= {"weight_scale": scales, "out_scale": out_scale}
-    geglu_linear(lane, x, weight, merged, **given)
+    glu_linear(lane, x, weight, merged, **given)
     assert launcher.launches[-1].args[1] is scales
 
 
@@ -144,7 +144,7 @@ def test_small_widths_launch_as_declared(preset: str, precision: str) -> None:
 
 def test_sources_declare_each_entry_once() -> None:
     assert len(declared()) >= 20
-    assert "geglu_linear_192_64_4_2_bf16_sm90" in declared()
+    assert "glu_linear_gelu_tanh_192_64_4_2_bf16_sm90" in declared()
 
 
 def launch_few_queries(architecture: int, rows: int, prefix: int) -> Launch:

@@ -21,12 +21,12 @@ from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
     ada_rms_norm_qkv_rope_kv_ref,
 )
 from flashrt_core.kernels.attention import attention, attention_ref
-from flashrt_core.kernels.geglu_linear import (
+from flashrt_core.kernels.glu_linear import (
     _FP8_TILES,
     Tile,
-    fused_geglu_launch,
-    geglu_linear,
-    geglu_linear_ref,
+    fused_glu_launch,
+    glu_linear,
+    glu_linear_ref,
 )
 from flashrt_core.kernels.layer_norm import layer_norm, layer_norm_ref
 from flashrt_core.kernels.linear_gated_residual import (
@@ -229,8 +229,8 @@ def test_fp8_geglu(device: Any, rows: int, width: int, depth: int, out_dtype: to
     narrow = out_dtype is E4M3
     given = scales | ({"out_scale": one(2.0**-4)} if narrow else {})
     out, want = empty(rows, width, dtype=out_dtype), empty(rows, width, dtype=out_dtype)
-    run(device, lambda lane: geglu_linear(lane, x, weight, out, **given))
-    geglu_linear_ref(x, weight, want, **given)
+    run(device, lambda lane: glu_linear(lane, x, weight, out, **given))
+    glu_linear_ref(x, weight, want, **given)
     assert error(out, want) < (MORE_STEPS if narrow else FAST)
 
 
@@ -244,11 +244,11 @@ def test_fused_fp8_geglu_tiles(device: Any, tile: Tile, rows: int) -> None:
     given = scales | {"out_scale": one(2.0**-4)}
 
     def launch(launcher: Any, *args: Tensor, **scales: Tensor) -> None:
-        fused_geglu_launch(launcher, *args, tile=tile, **scales)
+        fused_glu_launch(launcher, *args, tile=tile, **scales)
 
-    fused = Op("fused", geglu_linear_ref, launch, low_bit=True)
+    fused = Op("fused", glu_linear_ref, launch, low_bit=True)
     run(device, lambda lane: lane.issue(fused, x, weight, out, **given))
-    geglu_linear_ref(x, weight, want, **given)
+    glu_linear_ref(x, weight, want, **given)
     assert error(out, want) < MORE_STEPS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,27 +14,24 @@ from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
     ada_rms_norm_qkv_rope_kv,
     ada_rms_norm_qkv_rope_kv_ref,
 )
-from flashrt_core.kernels.geglu_linear import geglu_linear, geglu_linear_ref
+from flashrt_core.kernels.glu_linear import glu_linear, glu_linear_ref
 from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual,
     linear_gated_residual_ref,
 )
 from flashrt_core.kernels.quantised import E4M3, quantise_rows
-from test.gpu import cuda_device, error, requires_gpu, run
+from test.gpu import error, requires_gpu, run
 from test.kernels.signatures import CheckingLauncher, Lane
 
 F32 = torch.float32
 CHAINED = 5e-3  # one or two roundings to bf16 and float32 sums in another order
 
 
-@pytest.fixture(scope="module", params=[pytest.param("cuda", marks=requires_gpu)])
-def device() -> Iterator[Any]:
-    with cuda_device() as device:
-        yield device
-
-
-def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+def on_gpu(test: Any) -> Any:
+    """Marks a test that needs a GPU."""
+    for mark in requires_gpu:
+        test = mark(test)
+    return test
 
 
 def empty(*shape: int) -> Tensor:
@@ -50,7 +46,7 @@ def test_8_bit_weights_of_any_size_are_expanded_in_front(stored: torch.dtype) ->
     x, weight = torch.empty(8, 64).bfloat16(), torch.empty(96, 64).to(stored)
     row, out = torch.empty(64), torch.empty(8, 96).bfloat16()
     linear(lane, x, weight, None, torch.empty(8, 96), weight_scale=scale)
-    geglu_linear(lane, x, weight, out[:, :48], weight_scale=scale)
+    glu_linear(lane, x, weight, out[:, :48], weight_scale=scale)
     linear_gated_residual(lane, x, weight, torch.empty(96), out, weight_scale=scale)
     ada_rms_norm_geglu(
         lane, x, row, row, weight, torch.empty(8, 48).bfloat16(), eps=1e-6, weight_scale=scale
@@ -66,10 +62,11 @@ def test_8_bit_weights_of_any_size_are_expanded_in_front(stored: torch.dtype) ->
     assert launcher.products == 5
 
 
+@on_gpu
 @pytest.mark.parametrize("stored", [torch.int8, E4M3], ids=["i8", "fp8"])
 @pytest.mark.parametrize(("rows", "width", "depth"), [(10, 96, 64), (7, 48, 128), (50, 4304, 1152)])
 def test_8_bit_weights_of_any_size(
-    device: Any, rows: int, width: int, depth: int, stored: torch.dtype
+    device: Any, draw: Any, rows: int, width: int, depth: int, stored: torch.dtype
 ) -> None:
     """Expanded to bf16 in front of the product, in every op that takes such weights."""
     x = draw(rows, depth)
@@ -79,8 +76,8 @@ def test_8_bit_weights_of_any_size(
     linear_ref(x, weight, None, want, weight_scale=scale)
     assert error(out, want) < CHAINED
     out, want = empty(rows, width // 2), empty(rows, width // 2)
-    run(device, lambda lane: geglu_linear(lane, x, weight, out, weight_scale=scale))
-    geglu_linear_ref(x, weight, want, weight_scale=scale)
+    run(device, lambda lane: glu_linear(lane, x, weight, out, weight_scale=scale))
+    glu_linear_ref(x, weight, want, weight_scale=scale)
     assert error(out, want) < CHAINED
     gate, out = draw(width, dtype=F32), draw(rows, width)
     want = out.clone()
@@ -95,8 +92,9 @@ def test_8_bit_weights_of_any_size(
     assert error(out, want) < CHAINED
 
 
+@on_gpu
 @pytest.mark.parametrize("stored", [torch.int8, E4M3], ids=["i8", "fp8"])
-def test_8_bit_weights_with_several_key_heads(device: Any, stored: torch.dtype) -> None:
+def test_8_bit_weights_with_several_key_heads(device: Any, draw: Any, stored: torch.dtype) -> None:
     rows, depth, dim = 10, 128, 32
     x, rope = draw(rows, depth), draw(rows, dim, dtype=F32)
     shift, gain = draw(depth, scale=0.1, dtype=F32), draw(depth, scale=0.1, dtype=F32)

@@ -18,8 +18,8 @@ from flashrt_core.gemm import linear
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from flashrt_core.kernels.attention import attention
-from flashrt_core.kernels.copy_rows import COPY_ROWS
-from flashrt_core.kernels.geglu_linear import geglu_linear
+from flashrt_core.kernels.embed_rows import EMBED_ROWS
+from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.launch import refuse_low_bit
 from flashrt_core.kernels.layer_norm import layer_norm
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
@@ -187,7 +187,7 @@ def test_geglu(form: str) -> None:
     stored = quantised(x, 2.0**-5) if low else x
     wanted = gelu(exact @ w[0::2].t()) * (exact @ w[1::2].t())
     out = torch.empty(rows, ffn, dtype=E4M3)
-    run(lambda lane: geglu_linear(lane, stored, weight, out, out_scale=scale_of(2.0**-8), **scales))
+    run(lambda lane: glu_linear(lane, stored, weight, out, out_scale=scale_of(2.0**-8), **scales))
     assert_product(out, wanted, 2.0**-8)
 
     scale, shift = normal(width, seed=4, std=0.5), normal(width, seed=5, std=0.5)
@@ -340,8 +340,8 @@ def test_a_fused_product_cannot_quantise_for_a_wide_weight() -> None:
 
 def test_no_kernel_is_said_in_one_line() -> None:
     values = _good()
-    with pytest.raises(ContractError, match="op 'copy_rows' on device 'cuda'.*no kernel.*'bf16'"):
-        refuse_low_bit(COPY_ROWS, values.values())
+    with pytest.raises(ContractError, match="op 'embed_rows' on device 'cuda'.*no kernel.*'bf16'"):
+        refuse_low_bit(EMBED_ROWS, values.values())
     with pytest.raises(ContractError, match="got int8, for which it has no kernel yet"):
-        refuse_low_bit(COPY_ROWS, [torch.zeros(2, 2, dtype=torch.int8)])
-    refuse_low_bit(COPY_ROWS, [normal(2, 2, seed=1).bfloat16(), None, 3])
+        refuse_low_bit(EMBED_ROWS, [torch.zeros(2, 2, dtype=torch.int8)])
+    refuse_low_bit(EMBED_ROWS, [normal(2, 2, seed=1).bfloat16(), None, 3])

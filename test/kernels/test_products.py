@@ -11,7 +11,7 @@ from flashrt_core.kernels.action_in import action_in
 from flashrt_core.kernels.action_out_euler import action_out_euler
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
-from flashrt_core.kernels.geglu_linear import geglu_linear
+from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv
 from flashrt_core.kernels.rope_rows import rope_rows
@@ -69,7 +69,7 @@ def test_geglu(rows: int, width: int, ffn: int, dtype: torch.dtype) -> None:
     x, out = normal(rows, width, seed=1, dtype=dtype), torch.empty(rows, ffn, dtype=dtype)
     gate, up = weight_of(ffn, width, 2, dtype), weight_of(ffn, width, 3, dtype)
     weight = torch.stack((gate, up), dim=1).flatten(0, 1)  # gate 0, up 0, gate 1, up 1, ...
-    run(lambda lane: geglu_linear(lane, x, weight, out))
+    run(lambda lane: glu_linear(lane, x, weight, out))
     exact = x.double()
     assert_rounded_once(out, gelu(exact @ gate.double().t()) * (exact @ up.double().t()))
 

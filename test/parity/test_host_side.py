@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from flashrt_core.kernels.rope_rows import rope_rows_ref
+from flashrt_core.policies.normalisation import FIELDS, Statistics
 from flashrt_core.policies.pi05.camera import resize_with_pad
-from flashrt_core.policies.pi05.normalisation import FIELDS, Statistics
 from flashrt_core.policies.pi05.numerics import (
     PROFILES,
     embedding_scale,

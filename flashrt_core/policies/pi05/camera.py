@@ -18,29 +18,10 @@ from ...errors import InputError
 from ...images import Frame, packed
 from ...kernels.picture import MAX_TAPS, Kind, Picture
 from ...kernels.picture_reference import resize_like_torch, square
-from ..base import as_array
+from ..windows import image_input, picture_input
 from .config import Pi05Config
-from .windows import image_input, picture_input
 
 Array = np.ndarray[Any, Any]
-
-
-def checked_image(view: str, images: Mapping[str, Array | Frame]) -> Array | Frame:
-    """The image of a view; InputError when there is none, or it is not [Y, X, 3] uint8."""
-    if view not in images:
-        raise InputError(f"image {view!r}", expected="[Y, X, 3] uint8", got="none")
-    image = images[view]
-    if isinstance(image, Frame):
-        return image
-    image = as_array(f"image {view!r}", image)
-    fits = image.ndim == 3 and image.shape[2] == 3 and image.size > 0 and image.dtype == np.uint8
-    if not fits:
-        raise InputError(
-            f"image {view!r}",
-            expected="[Y, X, 3] uint8",
-            got=f"{list(image.shape)} {image.dtype}",
-        )
-    return image
 
 
 def encode_view(config: Pi05Config, view: str, image: Array | Frame) -> dict[str, Array]:

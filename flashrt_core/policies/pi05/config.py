@@ -5,11 +5,11 @@ Source of the ``base`` sizes: openpi (PaliGemma 3B with a 300M action expert), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from ...errors import OptionError
+from ..overrides import Check, buckets, flag, numerics, overridden, positive, require_rules
 from .numerics import Numerics, parse_numerics
 
 #: Camera names that the model knows, in the order of their tokens.
@@ -111,6 +111,9 @@ class Pi05Config:
     camera_bytes: int = 0
     real_time_chunking: bool = False
 
+    state_width: ClassVar[int] = 0  # the state is text, if anything
+    image_doc: ClassVar[str] = "resized to the square, aspect kept, zero padding"
+
     @property
     def view_tokens(self) -> int:
         """Rows that one camera takes in the prefix."""
@@ -194,6 +197,16 @@ _LIMITS = {
 }
 
 
+_CHECKS: Mapping[str, Check] = {
+    "prompt_buckets": buckets,
+    "numerics": numerics(Numerics, parse_numerics),
+    "state_in_prompt": flag,
+    "real_time_chunking": flag,
+    "rope_theta": positive,
+    "eps": positive,
+}
+
+
 def make_config(preset: str, **overrides: Any) -> Pi05Config:
     """The sizes of ``preset`` with single values replaced.
 
@@ -207,70 +220,9 @@ def make_config(preset: str, **overrides: Any) -> Pi05Config:
         OptionError: unknown preset or name, a value of the wrong type or out of range, or sizes
             that do not fit together.
     """
-    if preset not in PRESETS:
-        raise OptionError("option 'preset'", expected=f"one of {sorted(PRESETS)}", got=repr(preset))
-    config = PRESETS[preset]
-    known = _names(config)
-    unknown = sorted(set(overrides) - set(known))
-    if unknown:
-        raise OptionError(
-            f"override {unknown[0]!r} of policy 'pi05'", expected=f"one of {sorted(known)}"
-        )
-    for name, value in overrides.items():
-        config = known[name](config, _checked(name, value))
+    config = overridden("pi05", preset, PRESETS, overrides, _CHECKS, _LIMITS)
     _check_together(config)
     return config
-
-
-def _names(config: Pi05Config) -> dict[str, Callable[[Pi05Config, Any], Pi05Config]]:
-    """Override name -> function that puts a value there."""
-
-    def top(name: str) -> Callable[[Pi05Config, Any], Pi05Config]:
-        return lambda old, value: replace(old, **{name: value})
-
-    def part(group: str, name: str) -> Callable[[Pi05Config, Any], Pi05Config]:
-        return lambda old, value: replace(
-            old, **{group: replace(getattr(old, group), **{name: value})}
-        )
-
-    setters: dict[str, Callable[[Pi05Config, Any], Pi05Config]] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if is_dataclass(value) and each.name != "numerics":
-            for inner in fields(value):
-                setters[f"{each.name}_{inner.name}"] = part(each.name, inner.name)
-        elif each.name != "preset":
-            setters[each.name] = top(each.name)
-    return setters
-
-
-def _checked(name: str, value: Any) -> Any:
-    where = f"override {name!r} of policy 'pi05'"
-    if name == "prompt_buckets":
-        buckets = tuple(value) if isinstance(value, list | tuple) else ()
-        whole = all(type(bucket) is int and 1 <= bucket <= 4096 for bucket in buckets)
-        if not buckets or not whole or sorted(set(buckets)) != list(buckets):
-            raise OptionError(where, expected="ascending token counts in 1..4096", got=value)
-        return buckets
-    if name == "numerics":
-        if isinstance(value, str):
-            return parse_numerics(value)
-        if not isinstance(value, Numerics):
-            raise OptionError(where, expected="a profile or Numerics", got=repr(value))
-        return value
-    if name in ("state_in_prompt", "real_time_chunking"):
-        if not isinstance(value, bool):
-            raise OptionError(where, expected="true or false", got=repr(value))
-        return value
-    if name in ("rope_theta", "eps"):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise OptionError(where, expected="a number in (0, 1e9)", got=repr(value))
-        return float(value)
-    limit = name if name in _LIMITS else name.split("_", 1)[1]
-    low, high = _LIMITS[limit]
-    if type(value) is not int or not low <= value <= high:
-        raise OptionError(where, expected=f"a whole number in {low}..{high}", got=repr(value))
-    return value
 
 
 def _check_together(config: Pi05Config) -> None:
@@ -296,9 +248,4 @@ def _check_together(config: Pi05Config) -> None:
             f"0, or room for the network's own square, {3 * config.image_size**2}",
         ),
     )
-    for holds, name, expected in rules:
-        if not holds:
-            group, _, inner = name.partition("_")
-            part = getattr(config, group, config)
-            got = getattr(config, name) if part is config else getattr(part, inner)
-            raise OptionError(f"size {name!r} of policy 'pi05'", expected=expected, got=got)
+    require_rules("pi05", config, rules)

@@ -7,8 +7,8 @@ from attention through ``prefix_length``, which lives on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
 
 from ...contract import (
     BufferSpec,
@@ -21,10 +21,11 @@ from ...contract import (
     StageSpec,
 )
 from ...errors import ContractError
-from ...precision import LOW_BIT, STORED, Format, Precision
+from ...precision import Precision
+from ..plan_buffers import quantised, scratch
+from ..windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
 from .config import SLOTS, GemmaConfig, Pi05Config
 from .sites import SITES, make_precision
-from .windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
 
 
 def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
@@ -58,12 +59,12 @@ def make_contract(
     plan = make_precision(precision)
     _check_fit(config, shapes, views)
     rows = len(views) * config.view_tokens + max(shape.prompt_tokens for shape in shapes)
-    scratch = tuple(_scratch(config, plan, len(views), rows))
+    activations = tuple(_scratch(config, plan, len(views), rows))
     buffers = (
-        *_quantised(_static_buffers(config, plan.wide, rows), plan),
+        *quantised(_static_buffers(config, plan.wide, rows), plan, SITES),
         *window_buffers(config, views),
         *_state(config, plan.wide, rows),
-        *scratch,
+        *activations,
     )
     return Contract(
         policy="pi05",
@@ -71,7 +72,7 @@ def make_contract(
         buffers=buffers,
         inputs=inputs(config, views),
         outputs=outputs(config),
-        stages=_stages(config, views, tuple(spec.name for spec in scratch)),
+        stages=_stages(config, views, tuple(spec.name for spec in activations)),
         regions={shape: _regions(config, buffers, shape) for shape in shapes},
     )
 
@@ -88,36 +89,6 @@ def _check_fit(config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[st
                 f"shape {shape}",
                 expected=f"at most {len(views)} views and {config.max_prompt_tokens} tokens, "
                 f"horizon {config.horizon}, {config.steps} steps",
-            )
-
-
-def _quantised(buffers: Iterable[BufferSpec], plan: Precision) -> Iterator[BufferSpec]:
-    """The same buffers, low-bit weights as their sites have them, with scales behind.
-
-    A product of fp8 operands takes a bf16 bias, whatever it writes: library products know no other.
-    """
-    by_weight = {site.weight: (name, site) for name, site in SITES.items()}
-    fp8 = [SITES[name].weight for name, form in plan.sites.items() if form is Format.FP8]
-    biases = {weight.removesuffix("weight") + "bias" for weight in fp8}
-    for spec in buffers:
-        if spec.name in biases:
-            spec = replace(spec, dtype=DType.BF16)
-        name, site = by_weight.get(spec.name, ("", None))
-        if site is None or plan.sites[name] not in LOW_BIT:
-            yield spec
-            continue
-        yield replace(spec, dtype=STORED[plan.sites[name]])
-        *layers, width, _ = spec.shape
-        count = site.scales(plan.sites[name], width)
-        scale = (site.weight_scale, (*layers, count), DType.F32, Role.STATIC)
-        yield BufferSpec(*scale, doc="of each row" if count == width else "of all rows")
-        if plan.sites[name] is Format.FP8:
-            yield BufferSpec(
-                site.x_scale,
-                tuple(layers) or (1,),
-                DType.F32,
-                Role.STATIC,
-                doc="of its input, calibrated",
             )
 
 
@@ -187,34 +158,28 @@ def _state(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
 
 def _scratch(config: Pi05Config, plan: Precision, views: int, rows: int) -> Iterator[BufferSpec]:
     """Activations. One that products read has a buffer for every format that they read it in."""
-    readers = [(site, plan.sites[name]) for name, site in SITES.items()]
-
-    def scratch(name: str, *shape: int, dtype: DType = plan.wide) -> Iterator[BufferSpec]:
-        read = {site.source_of(form): form for site, form in readers if site.source == name}
-        for each, form in (read or {name: plan.base}).items():
-            stored = DType.F8E4M3 if form is Format.FP8 else dtype
-            yield BufferSpec(each, shape, stored, Role.SCRATCH)
+    into = partial(scratch, plan, SITES)
 
     # A residual stream takes up to 54 additions: in bf16 their roundings are most of the error.
 
     vision, trunk, expert = config.vision, config.trunk, config.expert
     image_rows = views * config.view_tokens
-    yield from scratch("vision_patches", image_rows, config.patch_dim)
-    yield from scratch("vision_x", image_rows, vision.width, dtype=DType.F32)
-    yield from scratch("vision_normal", image_rows, vision.width)
-    yield from scratch("vision_qkv", image_rows, 3 * vision.width)
-    yield from scratch("vision_mixed", image_rows, vision.width)
-    yield from scratch("vision_hidden", image_rows, vision.ffn)
-    yield from scratch("trunk_x", rows, trunk.width, dtype=DType.F32)
-    yield from scratch("trunk_normal", rows, trunk.width)
-    yield from scratch("trunk_qkv", rows, trunk.q_width + 2 * trunk.head_dim)
-    yield from scratch("trunk_q", rows, trunk.q_width)
-    yield from scratch("trunk_mixed", rows, trunk.q_width)
-    yield from scratch("trunk_hidden", rows, trunk.ffn)
-    yield from scratch("expert_x", config.horizon, expert.width)
-    yield from scratch("expert_q", config.horizon, expert.q_width)
-    yield from scratch("expert_mixed", config.horizon, expert.q_width)
-    yield from scratch("expert_hidden", config.horizon, expert.ffn)
+    yield from into("vision_patches", image_rows, config.patch_dim)
+    yield from into("vision_x", image_rows, vision.width, dtype=DType.F32)
+    yield from into("vision_normal", image_rows, vision.width)
+    yield from into("vision_qkv", image_rows, 3 * vision.width)
+    yield from into("vision_mixed", image_rows, vision.width)
+    yield from into("vision_hidden", image_rows, vision.ffn)
+    yield from into("trunk_x", rows, trunk.width, dtype=DType.F32)
+    yield from into("trunk_normal", rows, trunk.width)
+    yield from into("trunk_qkv", rows, trunk.q_width + 2 * trunk.head_dim)
+    yield from into("trunk_q", rows, trunk.q_width)
+    yield from into("trunk_mixed", rows, trunk.q_width)
+    yield from into("trunk_hidden", rows, trunk.ffn)
+    yield from into("expert_x", config.horizon, expert.width)
+    yield from into("expert_q", config.horizon, expert.q_width)
+    yield from into("expert_mixed", config.horizon, expert.q_width)
+    yield from into("expert_hidden", config.horizon, expert.ffn)
 
 
 def _stages(

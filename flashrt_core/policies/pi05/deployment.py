@@ -15,9 +15,9 @@ from typing import Any
 from ...checkpoint import SafetensorsFile, file_of
 from ...errors import OptionError, WeightsError
 from ..base import Deployment
+from ..json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
+from ..normalisation import Statistics, read_norm_stats
 from .config import PRESETS, SLOTS
-from .json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
-from .normalisation import Statistics, read_norm_stats
 from .processors import FILES, feature_statistics, read_steps, relative_dims
 from .weights import ROOT, tensors
 

@@ -7,13 +7,13 @@ has it. docs/numerics.md says what each one does and where it comes from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 
-from ...errors import OptionError
+from ..profiles import parse_profile
 
 Rounding = Literal["exact", "bfloat16"]
 
@@ -78,28 +78,7 @@ def parse_numerics(text: str) -> Numerics:
 
     OptionError on an unknown profile, switch or value.
     """
-    name, *changes = (part.strip() for part in text.split(","))
-    where = "option 'numerics'"
-    if name not in PROFILES:
-        raise OptionError(where, expected=f"a profile of {sorted(PROFILES)} first", got=repr(name))
-    values: dict[str, Any] = {}
-    for change in changes:
-        switch, _, value = (part.strip() for part in change.partition("="))
-        if value not in CHOICES.get(switch, ()):
-            known = CHOICES.get(switch)
-            expected = f"{switch}={'|'.join(known)}" if known else f"a switch of {sorted(CHOICES)}"
-            raise OptionError(where, expected=expected, got=repr(change))
-        values[switch] = value
-    return replace(PROFILES[name], **values)
-
-
-def differences(numerics: Numerics, other: Numerics) -> list[str]:
-    """Names of the switches that stand differently."""
-    return [
-        field.name
-        for field in fields(Numerics)
-        if getattr(numerics, field.name) != getattr(other, field.name)
-    ]
+    return parse_profile(text, PROFILES, CHOICES)
 
 
 def embedding_scale(numerics: Numerics, width: int) -> float:

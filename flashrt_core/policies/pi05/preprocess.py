@@ -9,30 +9,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import InputError, OptionError
-from ..base import Observation, ProcessorOptions, as_array
-from .camera import check_view, checked_image, encode_view
+from ..base import Observation, ProcessorOptions
+from ..robot_side import (
+    RobotSide,
+    as_trained,
+    checked_image,
+    checked_images,
+    in_range,
+    normalised,
+    ordered_views,
+)
+from .camera import check_view, encode_view
 from .config import SLOTS, Pi05Config
 from .deployment import Details, read_deployment
-from .normalisation import Statistics
 from .prompt import PromptEncoder, discretise
 from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 
-# Beyond it no action of a network lies, in its own units. What would is an action that never moved
-# in the training data: its statistics hold no scale, and rounding alone would be such a number.
-_FURTHEST = 10.0
 _BLACK = np.zeros((1, 1, 3), np.uint8)  # in windows that no stage reads
 
 
-class Pi05Processor:
+class Pi05Processor(RobotSide):
     """Transforms between robot units and the windows of the contract.
 
     Stateless: what it keeps of the last prompts is their tokens, which depend on nothing else.
@@ -47,12 +51,11 @@ class Pi05Processor:
 
     def __init__(self, config: Pi05Config, options: ProcessorOptions) -> None:
         self._config = config
-        self.views = _ordered_views(options.views)
-        self._known = frozenset(self.views)
+        self.views = ordered_views(options.views, SLOTS)
         self._absent_views = options.absent_views
-        self.state_dim = _in_range("state_dim", options.state_dim, 0, 256)
-        self.action_dim = _in_range("action_dim", options.action_dim, 1, config.action_dim)
-        if config.state_in_prompt and self.state_dim == 0:
+        state_dim = in_range("state_dim", options.state_dim, 0, 256)
+        action_dim = in_range("action_dim", options.action_dim, 1, config.action_dim)
+        if config.state_in_prompt and state_dim == 0:
             raise OptionError(
                 "option 'state_dim'", expected="1 or more: the prompt holds it", got=0
             )
@@ -69,10 +72,10 @@ class Pi05Processor:
         truncate = numerics.overlong_prompt == "truncate"
         self._padding: tuple[int, ...] = ()
         if numerics.state_text == "padded":
-            self._padding = (*discretise(np.zeros(max(0, config.action_dim - self.state_dim))),)
+            self._padding = (*discretise(np.zeros(max(0, config.action_dim - state_dim))),)
         self._prompts = PromptEncoder(
             tokenizer,
-            self.state_dim + len(self._padding) if config.state_in_prompt else None,
+            state_dim + len(self._padding) if config.state_in_prompt else None,
             config.max_prompt_tokens,
             truncate=truncate,
             # Random weights were not trained with any length.
@@ -83,25 +86,28 @@ class Pi05Processor:
         except InputError as error:
             raise OptionError(
                 "option 'prompt_buckets'",
-                expected=f"room for the state of {self.state_dim} numbers and an instruction",
+                expected=f"room for the state of {state_dim} numbers and an instruction",
                 got=f"{config.max_prompt_tokens} tokens at most",
             ) from error
         # Most decisions have the prompt of the last one, and a robot at rest its state.
         self._text = lru_cache(maxsize=16)(self._encode_text)
         self._state_stats = None
         if config.state_in_prompt:
-            own = _as_trained("state_dim", self.state_dim, deployment.state_dim, details.state)
+            own = as_trained("state_dim", state_dim, deployment.state_dim, details.state)
             self._state_stats = own and replace(own, guarded=numerics.normalisation == "guarded")
-        own = _as_trained("action_dim", self.action_dim, deployment.action_dim, details.actions)
-        self._action_stats = own and replace(own, guarded=numerics.normalisation == "guarded")
-        relative = options.delta_actions
-        self.relative = self._mask(details.relative if relative is None else relative)
+        own = as_trained("action_dim", action_dim, deployment.action_dim, details.actions)
+        super().__init__(
+            state_dim,
+            action_dim,
+            config.action_dim,
+            own and replace(own, guarded=numerics.normalisation == "guarded"),
+            details.relative if options.delta_actions is None else options.delta_actions,
+            state_needed=config.state_in_prompt,
+        )
+        read = config.state_in_prompt
         self.identity: Mapping[str, str] = {
-            "state": _normalised(self.state_dim, self._state_stats)
-            if config.state_in_prompt
-            else "not read",
-            "actions": _normalised(self.action_dim, self._action_stats),
-            "relative actions": ", ".join(map(str, self.relative)) or "none",
+            "state": normalised(state_dim, self._state_stats) if read else "not read",
+            **self.action_identity,
             "tokenizer": tokenizer.digest,
         }
 
@@ -132,22 +138,12 @@ class Pi05Processor:
             InputError: a view is missing or unknown, an image, the state or the prompt is unusable.
         """
         values: dict[str, Array] = {}
-        if not isinstance(observation.images, Mapping):
-            raise InputError(
-                "images",
-                expected="a mapping of views to images",
-                got=type(observation.images).__name__,
-            )
-        if not observation.images.keys() <= self._known:
-            unknown = sorted(set(observation.images) - self._known, key=str)
-            raise InputError(
-                f"image {unknown[0]!r}", expected=f"one of the views {list(self.views)}"
-            )
-        present = self._present(observation.images)
+        images = checked_images(observation, self.views)
+        present = self._present(images)
         for window, view in zip_longest(self.views, present):
-            image = _BLACK if view is None else checked_image(view, observation.images)
+            image = _BLACK if view is None else checked_image(view, images)
             values |= encode_view(self._config, window, image)
-        state = self._checked_state(observation.state)
+        state = self.checked_state(observation.state)
         if state is None or not self._config.state_in_prompt:
             bins = None
         else:
@@ -165,68 +161,6 @@ class Pi05Processor:
         """Prompt rows that encoded ``values`` need."""
         return int(values["prompt_length"][0])
 
-    def decode(self, actions: Array, state: Array | None) -> Array:
-        """Raw actions [H, A] -> [H, action_dim] float32 in robot units; nothing is clipped.
-
-        Args:
-            actions: as the network gives them.
-            state: [state_dim] of the observation; needed where actions are relative to it.
-
-        Raises:
-            InputError: actions of another shape, or no state where it is needed.
-        """
-        if actions.ndim != 2 or actions.shape[1] != self._config.action_dim:
-            raise InputError(
-                "raw actions",
-                expected=f"[rows, {self._config.action_dim}]",
-                got=list(actions.shape),
-            )
-        own = actions[:, : self.action_dim]
-        if self._action_stats is not None:
-            own = self._action_stats.restore(own)
-        if self.relative:
-            own = own.copy()
-            own[:, list(self.relative)] += self._base(state).astype(own.dtype)
-        return np.array(own, dtype=np.float32, order="C")
-
-    def encode_actions(self, actions: Array, state: Array | None) -> Array:
-        """Actions in robot units -> the raw ones that :meth:`decode` makes them of.
-
-        Args:
-            actions: [n, action_dim] float, finite.
-            state: [state_dim] of the observation that the raw ones are to answer; needed where
-                actions are relative to it.
-
-        Returns:
-            [n, A] float32. NaN in the padded columns, of which the robot knows nothing, and where
-            the network could not say such an action (more than 10 in its units).
-
-        Raises:
-            InputError: actions of another shape, or no state where it is needed.
-        """
-        if actions.ndim != 2 or actions.shape[1] != self.action_dim:
-            raise InputError(
-                "actions", expected=f"[rows, {self.action_dim}]", got=list(actions.shape)
-            )
-        own = actions.astype(np.float64)
-        if self.relative:
-            own[:, list(self.relative)] -= self._base(state)
-        if self._action_stats is not None:
-            own = self._action_stats.invert(own)
-        own[~(np.abs(own) <= _FURTHEST)] = np.nan
-        raw = np.full((len(own), self._config.action_dim), np.nan, np.float32)
-        raw[:, : self.action_dim] = own
-        return raw
-
-    def _base(self, state: Array | None) -> Array:
-        """What is added to the relative actions."""
-        base = self._checked_state(state)
-        if base is None:
-            raise InputError(
-                "state", expected=f"{self.state_dim} numbers: actions add to it", got="none"
-            )
-        return base[list(self.relative)]
-
     def _present(self, images: Mapping[str, Any]) -> tuple[str, ...]:
         """The views that ``images`` has; all, for the check to name one, where too many lack."""
         present = tuple(view for view in self.views if view in images)
@@ -242,41 +176,6 @@ class Pi05Processor:
             value.setflags(write=False)  # they are handed out again
         return tokens, length
 
-    def _mask(self, relative: tuple[bool, ...]) -> tuple[int, ...]:
-        """Indices of the action dimensions that are relative to the state."""
-        indices = np.flatnonzero(np.asarray(relative, dtype=bool))
-        dims = min(self.action_dim, self.state_dim)
-        if len(relative) > self.action_dim or (indices.size and indices[-1] >= dims):
-            raise OptionError(
-                "option 'delta_actions'",
-                expected=f"at most {self.action_dim} values, true only where the state of "
-                f"{self.state_dim} numbers has one to add",
-                got=list(relative),
-            )
-        return tuple(indices.tolist())
-
-    def _checked_state(self, state: Array | None) -> Array | None:
-        if state is None:
-            if self._config.state_in_prompt:
-                raise InputError("state", expected=f"{self.state_dim} numbers", got="none")
-            return None
-        values = as_array("state", state)
-        if values.shape != (self.state_dim,) or values.dtype.kind not in "fiu":
-            raise InputError(
-                "state",
-                expected=f"[{self.state_dim}] numbers",
-                got=f"{list(values.shape)} {values.dtype}",
-            )
-        exact = values.astype(np.float64)
-        for index, value in enumerate(exact.tolist()):
-            if not isfinite(value):
-                raise InputError(f"state[{index}]", expected="a finite number", got=value)
-        return exact
-
-
-def _normalised(dims: int, stats: Statistics | None) -> str:
-    return f"{dims} numbers as they are" if stats is None else stats.identity
-
 
 def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) -> Path | None:
     path = options.tokenizer or details.tokenizer
@@ -289,36 +188,3 @@ def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) ->
             "google/paligemma-3b-pt-224; the checkpoint's folder is looked into too",
         )
     return path
-
-
-def _as_trained(
-    name: str, dims: int, trained: int | None, stats: Statistics | None
-) -> Statistics | None:
-    """The statistics of the robot's dimensions; OptionError when the checkpoint knows others."""
-    wrong = trained is not None and dims != trained
-    if wrong or (stats is not None and stats.dims < dims):
-        raise OptionError(
-            f"option {name!r}",
-            expected=f"{trained}, as the checkpoint was trained"
-            if wrong
-            else f"at most {stats.dims if stats else 0}, as {stats.source if stats else ''} has",
-            got=dims,
-        )
-    return None if stats is None else stats.take(dims)
-
-
-def _ordered_views(views: tuple[str, ...]) -> tuple[str, ...]:
-    known = tuple(slot for slot in SLOTS if slot in views)
-    if not views or len(known) != len(views):
-        raise OptionError(
-            "option 'views'", expected=f"some of {list(SLOTS)}, each once", got=list(views)
-        )
-    return known
-
-
-def _in_range(name: str, value: int, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise OptionError(
-            f"option {name!r}", expected=f"a whole number in {low}..{high}", got=repr(value)
-        )
-    return value

@@ -10,10 +10,10 @@ import torch
 
 from ...tensors import TensorSource
 from ..base import Product
+from ..windows import image_input
 from .camera import decode_view
 from .config import SLOTS, Pi05Config
 from .reference import Reference, ReferenceContext
-from .windows import image_input
 
 Array = np.ndarray[Any, Any]
 

@@ -26,7 +26,7 @@ from ...kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from ...kernels.attention import attention
 from ...kernels.copy_rows import copy_rows
 from ...kernels.embed_rows import embed_rows
-from ...kernels.geglu_linear import geglu_linear
+from ...kernels.glu_linear import glu_linear
 from ...kernels.image_patches import image_patches
 from ...kernels.layer_norm import layer_norm
 from ...kernels.linear_gated_residual import linear_gated_residual
@@ -35,11 +35,12 @@ from ...kernels.op import Lane
 from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
+from ..dense import Dense
+from ..windows import image_input, picture_input
 from .config import SLOTS, Pi05Config
 from .numerics import embedding_scale
 from .schedule import step_size, time_left
-from .sites import Dense, dense
-from .windows import image_input, picture_input
+from .sites import dense
 
 Buffers = Mapping[str, Tensor]
 Body = Callable[[Lane, Buffers], None]
@@ -196,7 +197,7 @@ def trunk_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, ro
     linear(lane, mixed, out.weight, None, x, residual=x, **out.scales)
     gain, normal = buffers["trunk.norm2_weight"][layer], gate_up.source[:rows]
     rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=gate_up.x_scale)
-    geglu_linear(lane, normal, gate_up.weight, hidden, out_scale=down.x_scale, **gate_up.scales)
+    glu_linear(lane, normal, gate_up.weight, hidden, out_scale=down.x_scale, **gate_up.scales)
     linear(lane, hidden, down.weight, None, x, residual=x, **down.scales)
 
 

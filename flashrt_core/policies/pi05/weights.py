@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...kernels.quantised import quantise_rows, quantise_whole
 from ...kernels.rope_rows import rope_rows_ref
 from ...tensors import TensorSource, TensorSpec
+from ..packing import dense, fill, layer_norm, matrix, stack_rows
 from .config import GemmaConfig, Pi05Config
 from .schedule import fill_modulation, norm_names
 
@@ -64,7 +64,7 @@ def tensors(config: Pi05Config) -> dict[str, TensorSpec]:
 def _tensors(config: Pi05Config) -> Iterable[tuple[str, TensorSpec]]:
     yield from _vision_tensors(config)
     trunk, expert = config.trunk, config.expert
-    yield from _dense(_PROJECTOR, trunk.width, config.vision.width)
+    yield from dense(_PROJECTOR, trunk.width, config.vision.width)
     table = (config.vocab, trunk.width)
     yield _EMBEDDING, TensorSpec(table, std=trunk.width**-0.5, aliases=(_LOOKUP,))
     for layer in range(trunk.depth):
@@ -76,13 +76,13 @@ def _tensors(config: Pi05Config) -> Iterable[tuple[str, TensorSpec]]:
     for layer in range(expert.depth):
         yield from _gemma_layer(f"{_EXPERT}layers.{layer}.", expert, branch_gain=_BRANCH_GAIN)
     for name in norm_names(config):
-        yield from _dense(f"{name}.dense", 3 * expert.width, expert.width, _MODULATION_GAIN)
+        yield from dense(f"{name}.dense", 3 * expert.width, expert.width, _MODULATION_GAIN)
     unused = (config.vocab, expert.width)
     yield f"{ROOT}gemma_expert.lm_head.weight", TensorSpec(unused)
-    yield from _dense("action_in_proj", expert.width, config.action_dim)
-    yield from _dense("action_out_proj", config.action_dim, expert.width, _VELOCITY_GAIN)
-    yield from _dense("time_mlp_in", expert.width, expert.width, _TIME_GAIN)
-    yield from _dense("time_mlp_out", expert.width, expert.width, _TIME_GAIN)
+    yield from dense("action_in_proj", expert.width, config.action_dim)
+    yield from dense("action_out_proj", config.action_dim, expert.width, _VELOCITY_GAIN)
+    yield from dense("time_mlp_in", expert.width, expert.width, _TIME_GAIN)
+    yield from dense("time_mlp_out", expert.width, expert.width, _TIME_GAIN)
 
 
 def _vision_tensors(config: Pi05Config) -> Iterable[tuple[str, TensorSpec]]:
@@ -102,43 +102,27 @@ def _vision_tensors(config: Pi05Config) -> Iterable[tuple[str, TensorSpec]]:
     branch_gain = (2 * vision.depth) ** -0.5
     for layer in range(vision.depth):
         name = f"{_VISION}encoder.layers.{layer}."
-        yield from _layer_norm(f"{name}layer_norm1", width)
-        yield from _layer_norm(f"{name}layer_norm2", width)
+        yield from layer_norm(f"{name}layer_norm1", width)
+        yield from layer_norm(f"{name}layer_norm2", width)
         for part, gain in (("q", _QUERY_GAIN), ("k", 1.0), ("v", 1.0)):
-            yield from _dense(f"{name}self_attn.{part}_proj", width, width, gain)
-        yield from _dense(f"{name}self_attn.out_proj", width, width, branch_gain)
-        yield from _dense(f"{name}mlp.fc1", vision.ffn, width)
-        yield from _dense(f"{name}mlp.fc2", width, vision.ffn, branch_gain)
-    yield from _layer_norm(f"{_VISION}post_layernorm", width)
+            yield from dense(f"{name}self_attn.{part}_proj", width, width, gain)
+        yield from dense(f"{name}self_attn.out_proj", width, width, branch_gain)
+        yield from dense(f"{name}mlp.fc1", vision.ffn, width)
+        yield from dense(f"{name}mlp.fc2", width, vision.ffn, branch_gain)
+    yield from layer_norm(f"{_VISION}post_layernorm", width)
 
 
 def _gemma_layer(
     name: str, sizes: GemmaConfig, branch_gain: float
 ) -> Iterable[tuple[str, TensorSpec]]:
     width = sizes.width
-    yield _matrix(f"{name}self_attn.q_proj", sizes.q_width, width, _QUERY_GAIN)
-    yield _matrix(f"{name}self_attn.k_proj", sizes.head_dim, width)
-    yield _matrix(f"{name}self_attn.v_proj", sizes.head_dim, width)
-    yield _matrix(f"{name}self_attn.o_proj", width, sizes.q_width, branch_gain)
-    yield _matrix(f"{name}mlp.gate_proj", sizes.ffn, width)
-    yield _matrix(f"{name}mlp.up_proj", sizes.ffn, width)
-    yield _matrix(f"{name}mlp.down_proj", width, sizes.ffn, branch_gain)
-
-
-def _matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> tuple[str, TensorSpec]:
-    return f"{name}.weight", TensorSpec((rows, columns), std=gain * columns**-0.5)
-
-
-def _dense(
-    name: str, rows: int, columns: int, gain: float = 1.0
-) -> Iterable[tuple[str, TensorSpec]]:
-    yield _matrix(name, rows, columns, gain)
-    yield f"{name}.bias", TensorSpec((rows,), std=0.1 * gain)
-
-
-def _layer_norm(name: str, width: int) -> Iterable[tuple[str, TensorSpec]]:
-    yield f"{name}.weight", TensorSpec((width,), mean=1.0, std=0.1)
-    yield f"{name}.bias", TensorSpec((width,), std=0.1)
+    yield matrix(f"{name}self_attn.q_proj", sizes.q_width, width, _QUERY_GAIN)
+    yield matrix(f"{name}self_attn.k_proj", sizes.head_dim, width)
+    yield matrix(f"{name}self_attn.v_proj", sizes.head_dim, width)
+    yield matrix(f"{name}self_attn.o_proj", width, sizes.q_width, branch_gain)
+    yield matrix(f"{name}mlp.gate_proj", sizes.ffn, width)
+    yield matrix(f"{name}mlp.up_proj", sizes.ffn, width)
+    yield matrix(f"{name}mlp.down_proj", width, sizes.ffn, branch_gain)
 
 
 def pack(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
@@ -168,7 +152,7 @@ def _pack_vision(config: Pi05Config, source: TensorSource, buffers: Mapping[str,
         name = f"{_VISION}encoder.layers.{layer}."
         for kind in ("weight", "bias"):
             parts = (f"{name}self_attn.{part}_proj.{kind}" for part in "qkv")
-            _stack_rows(buffers, f"vision.qkv_{kind}", layer, source, parts)
+            stack_rows(buffers, f"vision.qkv_{kind}", layer, source, parts)
             for target, origin in (
                 ("norm1", "layer_norm1"),
                 ("norm2", "layer_norm2"),
@@ -196,7 +180,7 @@ def _pack_trunk(config: Pi05Config, source: TensorSource, buffers: Mapping[str, 
             # Only keys and values leave the last layer: its queries, output and feed-forward
             # weights are never read.
             parts = (f"{name}self_attn.{part}_proj.weight" for part in "kv")
-            _stack_rows(buffers, "trunk.last_kv_weight", None, source, parts)
+            stack_rows(buffers, "trunk.last_kv_weight", None, source, parts)
             continue
         norm2 = source.get(f"{name}post_attention_layernorm.weight")
         buffers["trunk.norm2_weight"][layer].copy_(norm2)
@@ -216,48 +200,10 @@ def _pack_gemma_layer(
     group: str, layer: int, name: str, source: TensorSource, buffers: Mapping[str, Tensor]
 ) -> None:
     parts = (f"{name}self_attn.{part}_proj.weight" for part in "qkv")
-    _stack_rows(buffers, f"{group}.qkv_weight", layer, source, parts)
+    stack_rows(buffers, f"{group}.qkv_weight", layer, source, parts)
     out = source.get(f"{name}self_attn.o_proj.weight")
     fill(buffers, f"{group}.out_weight", out, layer)
     for first, part in enumerate(("gate", "up")):
         rows = source.get(f"{name}mlp.{part}_proj.weight")
         fill(buffers, f"{group}.gate_up_weight", rows, layer, slice(first, None, 2))
     fill(buffers, f"{group}.down_weight", source.get(f"{name}mlp.down_proj.weight"), layer)
-
-
-def _stack_rows(
-    buffers: Mapping[str, Tensor],
-    target: str,
-    layer: int | None,
-    source: TensorSource,
-    names: Iterable[str],
-) -> None:
-    """Writes the tensors below each other into a buffer, or into its layer."""
-    fill(buffers, target, torch.cat([source.get(name) for name in names]), layer)
-
-
-def fill(
-    buffers: Mapping[str, Tensor],
-    name: str,
-    tensor: Tensor,
-    layer: int | None = None,
-    rows: slice = slice(None),
-) -> None:
-    """Writes a buffer, or its layer: rounded, or quantised where it has scales, one or a row.
-
-    ``rows``: of those of a weight without a common scale.
-    """
-    target, scale = buffers[name], buffers.get(f"{name}_scale")
-    if layer is not None:
-        target, scale = target[layer], None if scale is None else scale[layer]
-    if scale is None:
-        target[rows].copy_(tensor)
-        return
-    if len(scale) == 1:
-        values, of_all = quantise_whole(tensor)
-        target.copy_(values)
-        scale.copy_(of_all)
-        return
-    values, of_rows = quantise_rows(tensor, target.dtype)
-    target[rows].copy_(values)
-    scale[rows].copy_(of_rows)

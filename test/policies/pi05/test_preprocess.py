@@ -11,9 +11,9 @@ import pytest
 
 from flashrt_core.errors import InputError, OptionError
 from flashrt_core.policies.base import Observation, ProcessorOptions
+from flashrt_core.policies.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.camera import resize_with_pad
-from flashrt_core.policies.pi05.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
 from flashrt_core.policies.pi05.tokenizer import Tokenizer
 
@@ -188,7 +188,7 @@ def test_decode_un_normalises_without_clipping(tmp_path: Path) -> None:
 
 
 def test_decode_inverts_the_normalisation(tmp_path: Path) -> None:
-    from flashrt_core.policies.pi05.normalisation import read_norm_stats
+    from flashrt_core.policies.normalisation import read_norm_stats
 
     path = stats_file(tmp_path, stats())
     quantiles = read_norm_stats(path, "actions")

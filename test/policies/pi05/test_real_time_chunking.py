@@ -16,8 +16,8 @@ from flashrt_core.errors import InputError, OptionError
 from flashrt_core.guidance import DECAYS, GUIDANCE, PREVIOUS, Previous, weights
 from flashrt_core.load import LoadOptions, describe, load
 from flashrt_core.policies.base import Observation, ProcessorOptions
+from flashrt_core.policies.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05 import POLICY
-from flashrt_core.policies.pi05.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
 from flashrt_core.policies.pi05.reference import Reference, ReferenceGuide
 from flashrt_core.session import Session

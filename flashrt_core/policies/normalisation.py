@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import OptionError, shorten
-from ...files import read_json
-from ...fingerprint import sha256_of
+from ..errors import OptionError, shorten
+from ..files import read_json
+from ..fingerprint import sha256_of
 
 Array = np.ndarray[Any, Any]
 Mode = Literal["range", "mean_std"]

@@ -8,9 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import FILE_NAME
-from ...errors import WeightsError
-from ...files import read_json
+from ..checkpoint import FILE_NAME
+from ..errors import WeightsError
+from ..files import read_json
 
 _REQUIRED = object()
 

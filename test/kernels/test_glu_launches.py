@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashrt_core.kernels.geglu_linear import choose_tile, geglu_linear
+from flashrt_core.kernels.glu_linear import choose_tile, glu_linear
 from flashrt_core.kernels.quantised import E4M3
 from test.kernels.signatures import CheckingLauncher, Lane
 
@@ -20,9 +20,9 @@ def test_tile_wastes_least(rows: int, tokens: int) -> None:
 def test_fused_geglu_covers_rows_and_fits() -> None:
     launcher = CheckingLauncher()
     x, weight = torch.empty(560, 2048).bfloat16(), torch.empty(1024, 2048).bfloat16()
-    geglu_linear(Lane(launcher), x, weight, torch.empty(560, 512).bfloat16())
+    glu_linear(Lane(launcher), x, weight, torch.empty(560, 512).bfloat16())
     (launch,) = launcher.launches
-    assert launch.kernel == "geglu_linear_192_64_4_2_bf16_sm90"
+    assert launch.kernel == "glu_linear_gelu_tanh_192_64_4_2_bf16_sm90"
     assert launch.grid == 2 * 3 * 2  # clusters of two blocks, three token tiles, two weight pairs
     assert launch.shared_bytes == 4 * (256 + 192) * 128 + 8 * 8
 
@@ -35,9 +35,9 @@ def test_fused_geglu_of_fp8_takes_twice_the_columns() -> None:
         "weight_scale": torch.ones(1024),
         "out_scale": torch.ones(1),
     }
-    geglu_linear(Lane(launcher), x, weight, torch.empty(560, 512).to(E4M3), **scales)
+    glu_linear(Lane(launcher), x, weight, torch.empty(560, 512).to(E4M3), **scales)
     (launch,) = launcher.launches
-    assert launch.kernel == "geglu_linear_192_128_4_2_fp8_sm90"
+    assert launch.kernel == "glu_linear_gelu_tanh_192_128_4_2_fp8_sm90"
     assert launch.shared_bytes == 4 * (256 + 192) * 128 + 8 * 8
     tokens, weight = launch.args[:2]
     assert (tokens.box_columns, tokens.element_bytes) == (128, 1)
@@ -49,7 +49,7 @@ def test_the_weight_map_of_the_fused_geglu_sorts_gates_and_ups() -> None:
     """In a tile: the even features' eight gates, their ups, the odd ones' gates, their ups."""
     launcher = CheckingLauncher(90)
     x, weight = torch.empty(8, 128).bfloat16(), torch.empty(1024, 128).bfloat16()
-    geglu_linear(Lane(launcher), x, weight, torch.empty(8, 512).bfloat16())
+    glu_linear(Lane(launcher), x, weight, torch.empty(8, 512).bfloat16())
     tile = launcher.launches[0].args[1]
     steps = [(tile.rows, tile.stride), *((size, stride) for size, stride, _ in tile.outer)]
     rows = [0]

@@ -1,13 +1,58 @@
-"""What the host writes and reads of π0.5: the windows, and the inputs and outputs that they are."""
+"""What the host writes and reads of a policy: the windows, and the inputs and outputs they are.
+
+A policy's state, where it takes one as numbers, is an input of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from ...contract import BufferSpec, DType, InputSpec, OutputSpec, Rate, Role, Update
-from ...guidance import GUIDANCE, PREVIOUS
-from ...kernels.picture import FIELDS
-from .config import Pi05Config
+from ..contract import BufferSpec, DType, InputSpec, OutputSpec, Rate, Role, Update
+from ..guidance import GUIDANCE, PREVIOUS
+from ..kernels.picture import FIELDS
+
+#: Input (and buffer) of a normalised state, for policies whose network takes it as numbers.
+STATE = "state"
+
+
+class Sizes(Protocol):
+    """What of a policy's configuration decides about its windows.
+
+    Attributes:
+        image_size: side R of the square image, pixels.
+        camera_bytes: room for a camera's image as it comes; 0 for squares.
+        action_dim: width A of an action row inside the network.
+        horizon: action rows H.
+        max_prompt_tokens: longest prompt P.
+        state_width: numbers of the state's window; 0 for none.
+        real_time_chunking: whether there are windows of guidance.
+        image_doc: how the host makes the square.
+    """
+
+    @property
+    def image_size(self) -> int: ...
+
+    @property
+    def camera_bytes(self) -> int: ...
+
+    @property
+    def action_dim(self) -> int: ...
+
+    @property
+    def horizon(self) -> int: ...
+
+    @property
+    def max_prompt_tokens(self) -> int: ...
+
+    @property
+    def state_width(self) -> int: ...
+
+    @property
+    def real_time_chunking(self) -> bool: ...
+
+    @property
+    def image_doc(self) -> str: ...
 
 
 def image_input(view: str) -> str:
@@ -20,13 +65,13 @@ def picture_input(view: str) -> str:
     return f"picture.{view}"
 
 
-def _image_shape(config: Pi05Config) -> tuple[int, ...]:
+def _image_shape(config: Sizes) -> tuple[int, ...]:
     """A camera's bytes, or a square that the host made of them."""
     side = config.image_size
     return (config.camera_bytes,) if config.camera_bytes else (side, side, 3)
 
 
-def window_buffers(config: Pi05Config, views: tuple[str, ...]) -> Iterator[BufferSpec]:
+def window_buffers(config: Sizes, views: tuple[str, ...]) -> Iterator[BufferSpec]:
     """The windows, in the order of their addresses."""
     chunk = (config.horizon, config.action_dim)
     # Neighbours share a copy: noise and images are new in every decision, a prompt with an image.
@@ -37,17 +82,19 @@ def window_buffers(config: Pi05Config, views: tuple[str, ...]) -> Iterator[Buffe
         yield BufferSpec(image_input(view), _image_shape(config), DType.U8, Role.SWAP)
     for view in views if config.camera_bytes else ():
         yield BufferSpec(picture_input(view), (FIELDS,), DType.I32, Role.SWAP)
+    if config.state_width:
+        yield BufferSpec(STATE, (1, config.state_width), DType.F32, Role.SWAP)
     yield BufferSpec("prompt_tokens", (config.max_prompt_tokens,), DType.I32, Role.SWAP)
     yield BufferSpec("prompt_length", (1,), DType.I32, Role.SWAP)
     yield BufferSpec("actions", chunk, DType.F32, Role.SWAP, "the sample while it is denoised")
 
 
-def guidance_inputs(config: Pi05Config) -> tuple[str, ...]:
+def guidance_inputs(config: Sizes) -> tuple[str, ...]:
     """Windows of real-time chunking; none where the plan does without."""
     return (PREVIOUS, GUIDANCE) if config.real_time_chunking else ()
 
 
-def inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
+def inputs(config: Sizes, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
     """Everything that the host writes, for cameras in slot order."""
     raw = config.camera_bytes > 0
     images = tuple(
@@ -59,9 +106,7 @@ def inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
             Update.SWAP,
             Rate.OBSERVATION,
             unit="bytes" if raw else "RGB",
-            doc="as the camera sent it"
-            if raw
-            else "resized to the square, aspect kept, zero padding",
+            doc="as the camera sent it" if raw else config.image_doc,
             shorter=raw,
         )
         for view in views
@@ -87,10 +132,21 @@ def inputs(config: Pi05Config, views: tuple[str, ...]) -> tuple[InputSpec, ...]:
         Rate.CHUNK,
         doc="standard normal",
     )
-    return (*images, *pictures, *_prompt(config), noise, *_guidance(config))
+    state = InputSpec(
+        STATE,
+        STATE,
+        (1, config.state_width),
+        DType.F32,
+        Update.SWAP,
+        Rate.OBSERVATION,
+        unit="normalised",
+        doc="zero behind the robot's numbers",
+    )
+    states = (state,) if config.state_width else ()
+    return (*images, *pictures, *states, *_prompt(config), noise, *_guidance(config))
 
 
-def _prompt(config: Pi05Config) -> tuple[InputSpec, ...]:
+def _prompt(config: Sizes) -> tuple[InputSpec, ...]:
     tokens = InputSpec(
         "prompt_tokens",
         "prompt_tokens",
@@ -114,7 +170,7 @@ def _prompt(config: Pi05Config) -> tuple[InputSpec, ...]:
     return tokens, length
 
 
-def _guidance(config: Pi05Config) -> Iterator[InputSpec]:
+def _guidance(config: Sizes) -> Iterator[InputSpec]:
     docs = {
         PREVIOUS: (
             "normalised",
@@ -128,7 +184,7 @@ def _guidance(config: Pi05Config) -> Iterator[InputSpec]:
         yield InputSpec(name, name, chunk, DType.F32, Update.SWAP, Rate.CHUNK, unit=unit, doc=doc)
 
 
-def outputs(config: Pi05Config) -> tuple[OutputSpec, ...]:
+def outputs(config: Sizes) -> tuple[OutputSpec, ...]:
     """Everything that the host reads."""
     return (
         OutputSpec(

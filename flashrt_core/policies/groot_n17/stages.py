@@ -1,0 +1,379 @@
+"""The stages of GR00T N1.7 over ops, written once for every device, precision and shape.
+
+A product's operands come from :func:`.sites.dense`, with the scales that the precision plan gives
+them; whoever writes a product's input writes it in that format, through ``out_scale``.
+
+A body runs once, at capture, with the buffers of the contract. It contains no decision that depends
+on data: what changes between decisions (images, state, prompt, its length, noise) is read from
+buffers when the ops run. Exact algebra used here: a still image's two frames are one patch, keys
+and values of the context are made once and only of the rows that a block attends to, everything
+that depends on the step is a table, and the head's last projection is part of the decoder's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...contract import Contract, ShapeKey
+from ...gemm import linear
+from ...guidance import GUIDANCE, PREVIOUS
+from ...kernels.action_in import action_in
+from ...kernels.action_out_euler import action_out_euler
+from ...kernels.add_rows import add_rows
+from ...kernels.attention import attention
+from ...kernels.copy_rows import copy_rows
+from ...kernels.embed_rows import embed_rows
+from ...kernels.glu_linear import glu_linear
+from ...kernels.image_patches import image_patches
+from ...kernels.layer_norm import layer_norm
+from ...kernels.layer_norm_linear import layer_norm_linear
+from ...kernels.offset_count import offset_count
+from ...kernels.op import Lane
+from ...kernels.qkv_rope_kv import qkv_rope_kv
+from ...kernels.rms_norm import rms_norm
+from ..dense import Dense
+from ..windows import STATE, image_input
+from .config import SLOTS, GrootConfig
+from .layout import image_rows, text_runs
+from .sites import dense
+from .tables import step_size, time_left
+
+Buffers = Mapping[str, Tensor]
+Body = Callable[[Lane, Buffers], None]
+
+
+def make_body(config: GrootConfig, contract: Contract, stage: str, shape: ShapeKey) -> Body:
+    """The body of a stage for one shape; ContractError on an unknown stage."""
+    contract.stage(stage)
+    names = {spec.name for spec in contract.inputs}
+    views = tuple(view for view in SLOTS if image_input(view) in names)
+    bodies: dict[str, Body] = {
+        "prompt": lambda lane, buffers: prompt(lane, buffers, config, shape),
+        "vision": lambda lane, buffers: vision(lane, buffers, config, views),
+        "context": lambda lane, buffers: context(lane, buffers, config, shape),
+        "action": lambda lane, buffers: action(lane, buffers, config, shape),
+    }
+    return bodies[stage]
+
+
+def prompt(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -> None:
+    """Token ids -> embedding rows, and how many rows there are."""
+    bucket, length = shape.prompt_tokens, buffers["prompt_length"]
+    tokens, rows = buffers["prompt_tokens"][:bucket], buffers["prompt_embedding"][:bucket]
+    embed_rows(lane, tokens, length, buffers["text.embedding"], rows, scale=1.0)
+    offset_count(lane, length, buffers["text_length"], offset=0)
+    images = shape.views * config.view_tokens
+    offset_count(lane, length, buffers["context_length"], offset=images)
+
+
+def vision(lane: Lane, buffers: Buffers, config: GrootConfig, views: tuple[str, ...]) -> None:
+    """Image tower over all views at once -> image rows, and the features of some of its layers."""
+    patch, x = dense(buffers, "vision.patch"), buffers["vision_x"]
+    each = config.view_patches
+    for index, view in enumerate(views):
+        rows = patch.source[index * each : (index + 1) * each]
+        image = buffers[image_input(view)]
+        image_patches(lane, image, rows, patch=config.patch, merge=config.merge)
+    position, bias = buffers["vision.position"], buffers["vision.patch_bias"]
+    linear(lane, patch.source, patch.weight, bias, x, residual=position, **patch.scales)
+    for layer in range(config.vision.depth):
+        vision_layer(lane, buffers, config, layer, len(views))
+        if layer in config.vision.features:
+            feature(lane, buffers, config, config.vision.features.index(layer))
+    # Groups of patches follow each other, so that four rows are one.
+    first, second = dense(buffers, "merger.fc1"), dense(buffers, "merger.fc2")
+    gain, offset = buffers["merger.norm_weight"], buffers["merger.norm_bias"]
+    normal = first.source.view(x.shape)
+    layer_norm(lane, x, gain, offset, normal, eps=config.eps, out_scale=first.x_scale)
+    biases = buffers["merger.fc1_bias"], buffers["merger.fc2_bias"]
+    merged(lane, first, second, biases, buffers["image_embedding"])
+
+
+def feature(lane: Lane, buffers: Buffers, config: GrootConfig, index: int) -> None:
+    """The stream as it is -> what the text stack adds to its image rows behind layer ``index``."""
+    first, second = (dense(buffers, f"features.{name}", index) for name in ("fc1", "fc2"))
+    gain, offset = (buffers[f"features.norm_{kind}"][index] for kind in ("weight", "bias"))
+    groups = buffers["vision_x"].view(first.source.shape)
+    layer_norm(lane, groups, gain, offset, first.source, eps=config.eps, out_scale=first.x_scale)
+    biases = buffers["features.fc1_bias"][index], buffers["features.fc2_bias"][index]
+    merged(lane, first, second, biases, buffers["image_features"][index])
+
+
+def merged(
+    lane: Lane, first: Dense, second: Dense, biases: tuple[Tensor, Tensor], out: Tensor
+) -> None:
+    """Normalised groups of patches in the source of ``first`` -> rows of the text stack."""
+    linear(
+        lane,
+        first.source,
+        first.weight,
+        biases[0],
+        second.source,
+        activation="gelu",
+        out_scale=second.x_scale,
+        **first.scales,
+    )
+    linear(lane, second.source, second.weight, biases[1], out, **second.scales)
+
+
+def vision_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, views: int) -> None:
+    """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
+    heads, head_dim = config.vision.heads, config.vision.head_dim
+    x, merged_qkv = buffers["vision_x"], buffers["vision_qkv"]
+    q, k, v = (buffers[f"vision_{part}"] for part in "qkv")
+    qkv, out = (dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out"))
+    _norm(lane, buffers, "vision.norm1", layer, x, qkv, config.eps)
+    linear(
+        lane, qkv.source, qkv.weight, buffers["vision.qkv_bias"][layer], merged_qkv, **qkv.scales
+    )
+    qkv_rope_kv(lane, merged_qkv, buffers["vision.rope"], q, k, v, head_dim=head_dim)
+    each = (-1, heads, head_dim)
+    attention(
+        lane,
+        q.view(each),
+        k.view(each),
+        v.view(each),
+        out.source,
+        scale=head_dim**-0.5,
+        segments=views,
+        out_scale=out.x_scale,
+    )
+    bias = buffers["vision.out_bias"][layer]
+    linear(lane, out.source, out.weight, bias, x, residual=x, **out.scales)
+    _feed_forward(lane, buffers, "vision", layer, x, config.eps)
+
+
+def context(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -> None:
+    """Image rows, prompt rows and state -> keys and values for the head, and its first row."""
+    views, bucket = shape.views, shape.prompt_tokens
+    images = views * config.view_tokens
+    rows = images + bucket
+    x = buffers["text_x"][:rows]  # [S, D]
+    runs = text_runs(config, views, bucket)
+    places = [image_rows(config, view) for view in range(views)]
+    blocks = [
+        slice(view * config.view_tokens, (view + 1) * config.view_tokens) for view in range(views)
+    ]
+    for run in runs:
+        copy_rows(lane, buffers["prompt_embedding"][run.texts], x[run.rows])
+    for place, block in zip(places, blocks, strict=True):
+        copy_rows(lane, buffers["image_embedding"][block], x[place])
+    for layer in range(config.text.depth):
+        text_layer(lane, buffers, config, layer, rows)
+        if layer < len(config.vision.features):
+            for place, block in zip(places, blocks, strict=True):
+                add_rows(lane, buffers["image_features"][layer][block], x[place])
+    # From here on image rows come first.
+    stream = buffers["adapter_x"][:rows]
+    gain, offset = buffers["adapter.norm_weight"], buffers["adapter.norm_bias"]
+    parts = [(x[place], stream[block]) for place, block in zip(places, blocks, strict=True)]
+    parts += [(x[run.rows], stream[images:][run.texts]) for run in runs]
+    for source, target in parts:
+        layer_norm(lane, source, gain, offset, target, eps=config.adapter_eps)
+    for layer in range(config.adapter.depth):
+        adapter_layer(lane, buffers, config, layer, rows)
+    keys_values(lane, buffers, "image", stream[:images])
+    keys_values(lane, buffers, "text", stream[images:])
+    state_row(lane, buffers)
+
+
+def text_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, rows: int) -> None:
+    """One causal layer on the residual stream; rows of padding reach no row in use."""
+    sizes = config.text
+    x, merged_qkv, q, k, v = (buffers[f"text_{name}"][:rows] for name in ("x", "qkv", *"qkv"))
+    qkv, out, gate_up, down = (
+        dense(buffers, f"text.{name}", layer) for name in ("qkv", "out", "gate_up", "down")
+    )
+    normal, mixed, hidden = qkv.source[:rows], out.source[:rows], down.source[:rows]
+    gain = buffers["text.norm1_weight"][layer]
+    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=qkv.x_scale)
+    linear(lane, normal, qkv.weight, None, merged_qkv, **qkv.scales)
+    qkv_rope_kv(
+        lane,
+        merged_qkv,
+        buffers["text.rope"][:rows],
+        q,
+        k,
+        v,
+        head_dim=sizes.head_dim,
+        q_norm=buffers["text.q_norm"][layer],
+        k_norm=buffers["text.k_norm"][layer],
+        eps=config.eps,
+    )
+    attention(
+        lane,
+        q.view(rows, sizes.heads, sizes.head_dim),
+        k.view(rows, sizes.kv_heads, sizes.head_dim),
+        v.view(rows, sizes.kv_heads, sizes.head_dim),
+        mixed,
+        scale=sizes.head_dim**-0.5,
+        causal=True,
+        out_scale=out.x_scale,
+    )
+    linear(lane, mixed, out.weight, None, x, residual=x, **out.scales)
+    gain, normal = buffers["text.norm2_weight"][layer], gate_up.source[:rows]
+    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=gate_up.x_scale)
+    glu_linear(
+        lane,
+        normal,
+        gate_up.weight,
+        hidden,
+        activation="silu",
+        out_scale=down.x_scale,
+        **gate_up.scales,
+    )
+    linear(lane, hidden, down.weight, None, x, residual=x, **down.scales)
+
+
+def adapter_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, rows: int) -> None:
+    """x += Attn(LN1(x)); x += MLP(LN2(x)); every row in use sees every other."""
+    width, heads = config.text.width, config.adapter.heads
+    x, merged_qkv = buffers["adapter_x"][:rows], buffers["adapter_qkv"][:rows]
+    qkv, out = (dense(buffers, f"adapter.{name}", layer) for name in ("qkv", "out"))
+    _norm(lane, buffers, "adapter.norm1", layer, x, qkv, config.adapter_eps)
+    bias = buffers["adapter.qkv_bias"][layer]
+    linear(lane, qkv.source[:rows], qkv.weight, bias, merged_qkv, **qkv.scales)
+    q, k, v = merged_qkv.view(rows, 3, heads, width // heads).unbind(1)
+    mixed = out.source[:rows]
+    attention(
+        lane,
+        q,
+        k,
+        v,
+        mixed,
+        scale=(width // heads) ** -0.5,
+        prefix_length=buffers["context_length"],
+        prefix_rows=rows,
+        out_scale=out.x_scale,
+    )
+    bias = buffers["adapter.out_bias"][layer]
+    linear(lane, mixed, out.weight, bias, x, residual=x, **out.scales)
+    _feed_forward(lane, buffers, "adapter", layer, x, config.adapter_eps)
+
+
+def keys_values(lane: Lane, buffers: Buffers, kind: str, stream: Tensor) -> None:
+    """Rows of one kind -> their keys and values for all blocks that attend to them."""
+    site, rows = dense(buffers, f"head.{kind}_kv"), stream.shape[0]
+    copy_rows(lane, stream, site.source[:rows], out_scale=site.x_scale)
+    out = buffers[f"{kind}_kv"].flatten(1)[:rows]
+    bias = buffers[f"head.{kind}_kv_bias"]
+    linear(lane, site.source[:rows], site.weight, bias, out, **site.scales)
+
+
+def state_row(lane: Lane, buffers: Buffers) -> None:
+    """The robot's state -> row 0 of the head."""
+    weight, bias = (buffers[f"head.state_in_{kind}"] for kind in ("weight", "bias"))
+    hidden = buffers["adapter_state"]
+    action_in(lane, buffers[STATE], weight, bias, hidden, activation="relu")
+    weight, bias = (buffers[f"head.state_out_{kind}"] for kind in ("weight", "bias"))
+    linear(lane, hidden, weight, bias, buffers["state_token"])
+
+
+def action(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -> None:
+    """N Euler steps from the noise window to the action window; the noise stays as it is.
+
+    The network's velocity points from the noise to the action; its last weights are stored with
+    the other sign, so that time runs from 1 to 0 as everywhere.
+    """
+    x, sample, out = buffers["head_x"], buffers["noise"], buffers["actions"]  # [1 + H, W], [H, A]
+    entry, exit_rows = buffers["head_entry"], buffers["head_exit"]
+    guide: dict[str, Any] = {}
+    if config.real_time_chunking:
+        guide = {"previous": buffers[PREVIOUS], "guidance": buffers[GUIDANCE]}
+    for step in range(shape.steps):
+        if guide:
+            guide["time"] = time_left(shape.steps, step)
+        table = buffers["head.modulation"][step]  # [norms, 2, W]
+        weight, bias = buffers["head.action_in_weight"], buffers["head.action_in_bias"][step]
+        action_in(lane, sample, weight, bias, entry, activation="silu")
+        weight, bias = buffers["head.action_mix_weight"], buffers["head.action_mix_bias"]
+        linear(lane, entry, weight, bias, x[1:], residual=buffers["head.position"])
+        copy_rows(lane, buffers["state_token"], x[:1])
+        for block in range(config.head.depth):
+            head_block(lane, buffers, config, block, table[block], shape)
+        gain, shift = table[-1]
+        weight, bias = buffers["head.exit_weight"], buffers["head.exit_bias"]
+        last = (x[1:], gain, shift, weight, bias, exit_rows)
+        layer_norm_linear(lane, *last, eps=config.eps, activation="relu")
+        weight, bias = buffers["head.action_out_weight"], buffers["head.action_out_bias"]
+        ends = (exit_rows, None, None, weight, bias, sample, out)
+        action_out_euler(lane, *ends, dt=step_size(shape.steps), **guide)
+        sample = out
+
+
+def head_block(
+    lane: Lane, buffers: Buffers, config: GrootConfig, block: int, norm: Tensor, shape: ShapeKey
+) -> None:
+    """One block of one step, five ops; ``norm`` [2, W]: gain and shift of its first norm."""
+    sizes, rows, x = config.head, config.rows, buffers["head_x"]
+    each = (rows, sizes.heads, sizes.head_dim)
+    mask: dict[str, Any] = {}
+    if block % 2:
+        site, target = dense(buffers, "head.qkv", block // 2), buffers["head_qkv"]
+        bias = buffers["head.qkv_bias"][block // 2]
+        q, k, v = target.view(rows, 3, *each[1:]).unbind(1)
+    else:
+        site, target = dense(buffers, "head.q", block // 2), buffers["head_q"]
+        bias = buffers["head.q_bias"][block // 2]
+        kept = buffers["text_kv"][: shape.prompt_tokens]
+        if block % 4:
+            kept = buffers["image_kv"]
+        else:
+            mask = {"prefix_length": buffers["text_length"], "prefix_rows": shape.prompt_tokens}
+        q, kv = target.view(each), kept[:, block // 4].unflatten(-1, each[1:])
+        k, v = kv.unbind(1)  # each [rows of the kind, heads, head_dim]
+        mask["kept"] = True
+    eps = config.adapter_eps
+    layer_norm_linear(lane, x, norm[0], norm[1], site.weight, bias, target, eps=eps, **site.scales)
+    out, fc1, fc2 = (dense(buffers, f"head.{name}", block) for name in ("out", "fc1", "fc2"))
+    scale = sizes.head_dim**-0.5
+    attention(lane, q, k, v, out.source, scale=scale, out_scale=out.x_scale, **mask)
+    bias = buffers["head.out_bias"][block]
+    linear(lane, out.source, out.weight, bias, x, residual=x, **out.scales)
+    layer_norm_linear(
+        lane,
+        x,
+        None,
+        None,
+        fc1.weight,
+        buffers["head.fc1_bias"][block],
+        fc2.source,
+        eps=eps,
+        activation="gelu_tanh",
+        out_scale=fc2.x_scale,
+        **fc1.scales,
+    )
+    bias = buffers["head.fc2_bias"][block]
+    linear(lane, fc2.source, fc2.weight, bias, x, residual=x, **fc2.scales)
+
+
+def _norm(
+    lane: Lane, buffers: Buffers, name: str, layer: int, x: Tensor, target: Dense, eps: float
+) -> None:
+    gain, offset = (buffers[f"{name}_{kind}"][layer] for kind in ("weight", "bias"))
+    normal = target.source[: x.shape[0]]
+    layer_norm(lane, x, gain, offset, normal, eps=eps, out_scale=target.x_scale)
+
+
+def _feed_forward(
+    lane: Lane, buffers: Buffers, group: str, layer: int, x: Tensor, eps: float
+) -> None:
+    """x += MLP(LN2(x)) with the tanh form of GELU."""
+    fc1, fc2 = (dense(buffers, f"{group}.{name}", layer) for name in ("fc1", "fc2"))
+    rows = x.shape[0]
+    _norm(lane, buffers, f"{group}.norm2", layer, x, fc1, eps)
+    linear(
+        lane,
+        fc1.source[:rows],
+        fc1.weight,
+        buffers[f"{group}.fc1_bias"][layer],
+        fc2.source[:rows],
+        activation="gelu_tanh",
+        out_scale=fc2.x_scale,
+        **fc1.scales,
+    )
+    bias = buffers[f"{group}.fc2_bias"][layer]
+    linear(lane, fc2.source[:rows], fc2.weight, bias, x, residual=x, **fc2.scales)

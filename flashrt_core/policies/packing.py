@@ -1,0 +1,68 @@
+"""What policies share where they declare checkpoint tensors and pack them into buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..kernels.quantised import quantise_rows, quantise_whole
+from ..tensors import TensorSource, TensorSpec
+
+
+def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> tuple[str, TensorSpec]:
+    """A weight whose stand-in multiplies the size of what it takes by ``gain``."""
+    return f"{name}.weight", TensorSpec((rows, columns), std=gain * columns**-0.5)
+
+
+def dense(
+    name: str, rows: int, columns: int, gain: float = 1.0
+) -> Iterable[tuple[str, TensorSpec]]:
+    """A weight and a bias."""
+    yield matrix(name, rows, columns, gain)
+    yield f"{name}.bias", TensorSpec((rows,), std=0.1 * gain)
+
+
+def layer_norm(name: str, width: int) -> Iterable[tuple[str, TensorSpec]]:
+    """Gain around 1, and offset."""
+    yield f"{name}.weight", TensorSpec((width,), mean=1.0, std=0.1)
+    yield f"{name}.bias", TensorSpec((width,), std=0.1)
+
+
+def stack_rows(
+    buffers: Mapping[str, Tensor],
+    target: str,
+    layer: int | None,
+    source: TensorSource,
+    names: Iterable[str],
+) -> None:
+    """Writes the tensors below each other into a buffer, or into its layer."""
+    fill(buffers, target, torch.cat([source.get(name) for name in names]), layer)
+
+
+def fill(
+    buffers: Mapping[str, Tensor],
+    name: str,
+    tensor: Tensor,
+    layer: int | None = None,
+    rows: slice = slice(None),
+) -> None:
+    """Writes a buffer, or its layer: rounded, or quantised where it has scales, one or a row.
+
+    ``rows``: of those of a weight without a common scale.
+    """
+    target, scale = buffers[name], buffers.get(f"{name}_scale")
+    if layer is not None:
+        target, scale = target[layer], None if scale is None else scale[layer]
+    if scale is None:
+        target[rows].copy_(tensor)
+        return
+    if len(scale) == 1:
+        values, of_all = quantise_whole(tensor)
+        target.copy_(values)
+        scale.copy_(of_all)
+        return
+    values, of_rows = quantise_rows(tensor, target.dtype)
+    target[rows].copy_(values)
+    scale[rows].copy_(of_rows)
