@@ -14,6 +14,10 @@ import torch
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
+from flashrt_core.kernels.layer_norm_attention import (
+    layer_norm_attention,
+    layer_norm_attention_ref,
+)
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from test.gpu import error, requires_gpu, run
 
@@ -70,6 +74,56 @@ def test_few_rows_into_the_stream(
     )
     ends: dict[str, Any] = {"activation": activation, "residual": added}
     run(device, lambda lane: linear(lane, x, weight, bias, out, **ends))
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "dim", "depth", "length"),
+    [
+        (41, 24, 32, 48, 1536, 21),
+        (41, 64, 32, 48, 1536, 0),
+        (41, 192, 32, 48, 1536, 0),
+        (41, 200, 32, 48, 1536, 129),
+        (48, 512, 32, 48, 1536, 0),
+        (13, 5, 2, 48, 1536, 1),
+        (1, 40, 4, 48, 1536, 0),
+        (5, 17, 4, 64, 512, 16),
+    ],
+)
+def test_queries_behind_a_norm_attend(
+    device: Any,
+    draw: Any,
+    rows: int,
+    keys: int,
+    heads: int,
+    dim: int,
+    depth: int,
+    length: int,
+    kept: bool,
+) -> None:
+    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
+    gain, shift = 1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3)
+    weight, bias = draw(width, depth, scale=depth**-0.5), draw(width)
+    cache = draw(keys, 3, 2, heads, dim)  # of some blocks
+    k, v = cache[:, 1].unbind(1)
+    q, out, want = empty(rows, width), empty(rows, width), expected((rows, width))
+    mask: dict[str, Any] = {"eps": 1e-5, "scale": dim**-0.5}
+    if length:
+        valid = torch.tensor([length], dtype=torch.int32, device="cuda")
+        mask |= {"prefix_length": valid, "prefix_rows": keys}
+        k[length:], v[length:] = float("nan"), float("inf")
+    args = (x, gain, shift, weight, bias)
+    twice(
+        device,
+        out,
+        lambda lane: layer_norm_attention(lane, *args, q, k, v, out, **mask, kept=kept),
+    )
+    if length:
+        k[length:], v[length:] = 0.0, 0.0
+    wide = (x.float(), gain, shift, weight.float(), bias.float())
+    queries = expected((rows, width))
+    layer_norm_attention_ref(*wide, queries, k.float(), v.float(), want, **mask)
     assert error(out, want) < CHAINED
 
 
