@@ -24,7 +24,7 @@ from test.gpu import error, requires_gpu, run
 from test.kernels.signatures import CheckingLauncher, Lane
 
 F32 = torch.float32
-CHAINED = 5e-3  # one or two roundings to bf16 and float32 sums in another order
+CHAINED = 8e-3  # two or three roundings to bf16, that of the weight among them
 
 
 def on_gpu(test: Any) -> Any:
