@@ -58,7 +58,7 @@ def test_sizes_that_do_not_fit(overrides: dict[str, object], said: str) -> None:
 def test_precisions_pass_their_gates(tmp_path: Path) -> None:
     """fp32, bf16 and a calibrated fp8 plan, each against the float32 reference."""
     scales = tmp_path / "scales.json"
-    plan = replace(OPTIONS, precision="fp8", calibration=str(scales))
+    plan = replace(OPTIONS, precision="fp8", calibration=str(scales), steps=4)
     calibrate(
         plan, lambda p: made_up_observations(p.views, p.state_dim, 3), origin="made up"
     ).write(scales)
@@ -67,7 +67,7 @@ def test_precisions_pass_their_gates(tmp_path: Path) -> None:
         options = replace(plan, precision=name, prompt="go")
         session = load(options)
         processor = session.processor
-        samples = made_up_observations(processor.views, processor.state_dim, 1, seed=5)
+        samples = made_up_observations(processor.views, processor.state_dim, 2, seed=5)
         gates = gates_for(precision_of(options).tier)
         report = qualify(
             session,
