@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
+from .kernels.expand_rows import expand_rows_launch
 from .kernels.launch import (
     Launcher,
     Way,
@@ -74,6 +75,9 @@ def linear_launch(
     if activation not in ("none", "gelu_tanh"):
         raise no_kernel("linear", expected="activation none or gelu_tanh", got=activation)
     gelu, accumulate = activation == "gelu_tanh", residual is not None
+    if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:
+        weight = expand_rows_launch(launcher, "linear", weight, weight_scale)
+        weight_scale = None
     if weight_scale is None:
         require_bf16_rows("linear", x=x, weight=weight)
     else:

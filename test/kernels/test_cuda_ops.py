@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels.action_in import action_in, action_in_ref
 from flashrt_core.kernels.action_out_euler import action_out_euler, action_out_euler_ref
@@ -44,7 +43,7 @@ from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
 from flashrt_core.kernels.rope_rows import rope_rows, rope_rows_ref
-from test.gpu import error, requires_gpu, run
+from test.gpu import cuda_device, error, requires_gpu, run
 
 pytestmark = requires_gpu
 
@@ -56,13 +55,8 @@ FLOAT32 = 2e-5
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice(overlap="on")
-    # Products are timed on weights anywhere in the device's memory.
-    device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
-    yield device
-    device.close()
+    with cuda_device(overlap="on") as device:
+        yield device
 
 
 @pytest.fixture
