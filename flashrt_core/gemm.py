@@ -72,9 +72,7 @@ def linear_launch(
     A residual other than ``out`` itself is copied there first, run by run. What E4M3 needs of the
     epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
-    if activation not in ("none", "gelu_tanh"):
-        raise no_kernel("linear", expected="activation none or gelu_tanh", got=activation)
-    gelu, accumulate = activation == "gelu_tanh", residual is not None
+    gelu, accumulate = _gelu(activation), residual is not None
     if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:
         weight = expand_rows_launch(launcher, "linear", weight, weight_scale)
         weight_scale = None
@@ -115,6 +113,13 @@ def linear_launch(
     words = [*(part for part, there in parts.items() if there), "into", into]
     key = f"linear {x.shape[0]} {x.shape[1]} {out.shape[1]} {' '.join(words)}"
     launcher.fastest(key, ways, x, out)
+
+
+def _gelu(activation: Activation) -> bool:
+    """Whether the library has to apply GELU; ContractError on what it cannot."""
+    if activation not in ("none", "gelu_tanh"):
+        raise no_kernel("linear", expected="activation none or gelu_tanh", got=activation)
+    return activation == "gelu_tanh"
 
 
 def _finish_launch(
