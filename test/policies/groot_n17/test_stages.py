@@ -104,11 +104,11 @@ def test_actions_depend_on_every_input(part: str) -> None:
 
 
 def test_op_counts() -> None:
-    """Four or five ops a block of the head; keys and values of the context are two products."""
+    """Four ops a block of the head; keys and values of the context are two products."""
     config = POLICY.config("base")
     ops = count_ops(POLICY, "base", TWO)
     assert len(ops["prompt"]) == 3
-    assert len(ops["action"]) == config.steps * (9 * config.head.depth // 2 + 5)
+    assert len(ops["action"]) == config.steps * (4 * config.head.depth + 5)
     features = len(config.vision.features)
     rows = 2 + 3  # pieces of the prompt's rows: two images, three runs of text
     layers = 8 * config.text.depth + 2 * features + 7 * config.adapter.depth
