@@ -50,6 +50,17 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
         },
         {"eps": 1e-6, "activation": "silu"},
     ),
+    "rope_attention": (
+        {
+            "qkv": f32(3, 16),
+            "rope": f32(3, 4),
+            "q": f32(3, 8),
+            "k": f32(3, 4),
+            "v": f32(3, 4),
+            "out": f32(3, 8),
+        },
+        {"head_dim": 4, "scale": 1.0},
+    ),
     "layer_norm_attention": (
         {
             "x": f32(3, 4),
@@ -191,6 +202,7 @@ def test_strided_columns(name: str) -> None:
         ("glu_linear", "out", "x"),
         ("layer_norm_linear", "out", "x"),
         ("layer_norm_attention", "out", "k"),
+        ("rope_attention", "out", "qkv"),
         ("action_in", "out", "x"),
         ("linear_gated_residual", "out", "x"),
         ("ada_rms_norm_geglu", "out", "x"),

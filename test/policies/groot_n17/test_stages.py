@@ -111,11 +111,11 @@ def test_op_counts() -> None:
     assert len(ops["action"]) == config.steps * (4 * config.head.depth + 5)
     features = len(config.vision.features)
     rows = 2 + 3  # pieces of the prompt's rows: two images, three runs of text
-    layers = 8 * config.text.depth + 2 * features + 7 * config.adapter.depth
+    layers = 7 * config.text.depth + 2 * features + 7 * config.adapter.depth
     assert len(ops["context"]) == rows + layers + rows + 2 * 2 + 2
     counts = Counter(ops["vision"])
-    assert counts["image_patches"] == 2 and counts["attention"] == config.vision.depth
-    assert len(ops["vision"]) == 2 + 1 + 8 * config.vision.depth + 3 * (features + 1)
+    assert counts["image_patches"] == 2 and counts["rope_attention"] == config.vision.depth
+    assert len(ops["vision"]) == 2 + 1 + 7 * config.vision.depth + 3 * (features + 1)
 
 
 def test_unknown_stage() -> None:
