@@ -165,22 +165,16 @@ def layer_norm_attention(
     Args:
         lane: where the op goes.
         x: [M, D] float, the residual stream.
-        gain: [D] float32, None for none; as of ``layer_norm_linear``.
-        shift: [D] float32; None where ``gain`` is.
+        gain, shift: [D] float32, or None, as of ``layer_norm_linear``.
         weight: [H d, D] float; rows q|k|v, [3 H d, D], where ``k`` is None.
         bias: [H d] or [3 H d] float, or None.
         q: [M, H d] or [M, 3 H d] float: what the product makes may be left here, or not.
-        k: [N, H, d] float; None: rows attend to each other.
-        v: [N, H, d] float; None where ``k`` is.
+        k, v: [N, H, d] float; None: rows attend to each other.
         out: [M, H d] float, apart from all others.
         head_dim: d.
-        eps: added to the (biased) variance.
-        scale: factor on the scores.
-        prefix_length: [1] int32, as of ``attention``, and so are the next two; not without ``k``.
-        prefix_rows: rows kept for the prefix.
-        kept: k, v and prefix_length are what an earlier stage left.
-        x_scale: [1] float32: the normalised rows are quantised with it before the product.
-        weight_scale: float32, of a quantised ``weight``: a row's.
+        eps, scale: added to the (biased) variance; factor on the scores.
+        prefix_length, prefix_rows, kept: as of ``attention``; not without ``k``.
+        x_scale, weight_scale: as of ``layer_norm_linear``.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
@@ -190,6 +184,31 @@ def layer_norm_attention(
     check.tensor("x", x, ("M", "D"))
     check.affine("gain", gain, "shift", shift)
     check.quantised("out", out, ("M", "W"), "out_scale", out_scale, (1,))
+    merged = check.sizes["W"] * (1 if k is not None else 3)
+    check.weight(weight, x_scale, weight_scale, (merged, "D"))
+    check.tensor("q", q, ("M", merged))
+    if bias is not None:
+        check.tensor("bias", bias, (merged,))
+    mask = _check_keys(check, k, v, head_dim, prefix_length, prefix_rows)
+    others = {"x": x, "q": q} if k is None or v is None else {"x": x, "q": q, "k": k, "v": v}
+    for name, value in others.items():
+        check.apart("out", out, name, value)
+    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    settings: dict[str, Any] = {"head_dim": head_dim, "eps": eps, "scale": scale, **mask, **scales}
+    if kept:
+        settings["kept"] = True
+    lane.issue(LAYER_NORM_ATTENTION, x, gain, shift, weight, bias, q, k, v, out, **settings)
+
+
+def _check_keys(
+    check: ArgCheck,
+    k: Tensor | None,
+    v: Tensor | None,
+    head_dim: int,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+) -> dict[str, Any]:
+    """Checks keys, values and which of them count; the latter as the op's settings."""
     width = check.sizes["W"]
     check.require(
         head_dim > 0 and width % head_dim == 0,
@@ -197,35 +216,10 @@ def layer_norm_attention(
         expected=f"a divisor of {width}",
         got=head_dim,
     )
-    merged = width if k is not None else 3 * width
-    check.weight(weight, x_scale, weight_scale, (merged, "D"))
-    if bias is not None:
-        check.tensor("bias", bias, (merged,))
-    check.tensor("q", q, ("M", merged))
-    mask = _check_keys(check, k, v, (width // head_dim, head_dim), prefix_length, prefix_rows)
-    for name, value in (("x", x), ("q", q), ("k", k), ("v", v)):
-        if value is not None:
-            check.apart("out", out, name, value)
-    if kept:
-        mask["kept"] = True
-    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
-    operands = (x, gain, shift, weight, bias, q, k, v, out)
-    settings: dict[str, Any] = {"head_dim": head_dim, "eps": eps, "scale": scale}
-    lane.issue(LAYER_NORM_ATTENTION, *operands, **settings, **mask, **scales)
-
-
-def _check_keys(
-    check: ArgCheck,
-    k: Tensor | None,
-    v: Tensor | None,
-    heads: tuple[int, int],
-    prefix_length: Tensor | None,
-    prefix_rows: int,
-) -> dict[str, Any]:
-    """Checks keys, values and which of them count; the latter as the op's settings."""
     both = (k is None) == (v is None)
     check.require(both, "arguments 'k' and 'v'", expected="both or none", got="one of them")
     if k is not None and v is not None:
+        heads = (width // head_dim, head_dim)
         check.tensor("k", k, ("N", *heads))
         check.tensor("v", v, ("N", *heads))
     if prefix_length is None:
