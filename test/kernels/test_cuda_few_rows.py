@@ -18,6 +18,7 @@ from flashrt_core.kernels.layer_norm_attention import (
     layer_norm_attention_ref,
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
+from flashrt_core.kernels.quantised import quantise_rows
 from test.gpu import error, requires_gpu, run
 
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
@@ -146,6 +147,41 @@ def test_rows_behind_a_norm_attend_to_each_other(
     wide = (x.float(), *norm, weight.float(), bias.float(), expected((rows, 3 * width)))
     layer_norm_attention_ref(*wide, None, None, want, **settings)
     assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [
+        *((rows, *shape) for shape in NORMED[:3] for rows in (1, 41, 44)),
+        *((rows, *shape) for shape in ADDED[:2] for rows in (1, 41, 48)),
+        (41, 128, 1536),
+        (41, 128, 6144),
+    ],
+)
+def test_few_rows_with_int8_weights(
+    device: Any, draw: Any, rows: int, columns: int, depth: int, gained: bool
+) -> None:
+    weight, scale = quantise_rows(draw(columns, depth, scale=depth**-0.5), torch.int8)
+    x, bias = draw(rows, depth, scale=2.0) + draw(rows, 1), draw(columns)
+    if depth == 1536 and rows <= 44:
+        norm: tuple[Any, Any] = (None, None)
+        if gained:
+            norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+        ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh", "weight_scale": scale}
+        out, want = empty(rows, columns), expected((rows, columns))
+        args = (x, *norm, weight, bias)
+        twice(device, out, lambda lane: layer_norm_linear(lane, *args, out, **ends))
+        layer_norm_linear_ref(x.float(), *norm, weight, bias.float(), want, **ends)
+        assert error(out, want) < CHAINED
+    if columns in (1536, 128):
+        stream, want = draw(rows, columns), expected((rows, columns))
+        linear_ref(
+            x.float(), weight, bias.float(), want, residual=stream.float(), weight_scale=scale
+        )
+        args = (x, weight, bias, stream)
+        run(device, lambda lane: linear(lane, *args, residual=stream, weight_scale=scale))
+        assert error(stream, want) < CHAINED
 
 
 def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
