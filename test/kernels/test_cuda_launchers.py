@@ -86,7 +86,7 @@ def test_fp8_plan_launches_as_declared(architecture: int, whole: bool) -> None:
         wide = CheckingLauncher(architecture)
         launch_policy("base", 2, wide, **SHALLOW)
         assert (launcher.products, len(kernels)) == (wide.products, len(wide.launches))
-    gates = [kernel for kernel in kernels if kernel.startswith("geglu_")]
+    gates = [kernel for kernel in kernels if kernel.startswith("glu_")]
     assert len(gates) == 1 and "fp8" in gates[0]
     expert = [kernel for kernel in kernels if kernel.startswith("ada_rms_norm_g")]
     assert all("_i8" in kernel for kernel in expert) and len(expert) == 2
@@ -144,7 +144,7 @@ def test_small_widths_launch_as_declared(preset: str, precision: str) -> None:
 
 def test_sources_declare_each_entry_once() -> None:
     assert len(declared()) >= 20
-    assert "geglu_linear_192_64_4_2_bf16_sm90" in declared()
+    assert "glu_linear_gelu_tanh_192_64_4_2_bf16_sm90" in declared()
 
 
 def launch_few_queries(architecture: int, rows: int, prefix: int) -> Launch:

@@ -7,7 +7,7 @@ each tolerance. Outputs are NaN before a kernel runs, so an element that is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,7 +43,7 @@ from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
 from flashrt_core.kernels.rope_rows import rope_rows, rope_rows_ref
-from test.gpu import cuda_device, error, requires_gpu, run
+from test.gpu import error, requires_gpu, run
 
 pytestmark = requires_gpu
 
@@ -53,28 +53,23 @@ CHAINED = 5e-3  # and one or two intermediate results rounded to bf16
 FLOAT32 = 2e-5
 
 
-@pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
-    with cuda_device(overlap="on") as device:
-        yield device
-
-
-@pytest.fixture
-def draw() -> Any:
-    generator = torch.Generator("cuda").manual_seed(torch.seed() % (1 << 40))
-
-    def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return (torch.randn(shape, generator=generator, device="cuda") * scale).to(dtype)
-
-    return draw
-
-
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.full(shape, float("nan"), device="cuda", dtype=dtype)
 
 
 def expected(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, device="cuda", dtype=torch.float32)
+
+
+def twice(device: Any, out: Tensor, body: Callable[[Any], None]) -> Tensor:
+    """Runs a body, and again from NaN: equal bits, or what it reads is not there in time."""
+    program = run(device, body)
+    first = out.clone()
+    out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    device.replay(program)
+    assert torch.equal(first, out)
+    return first
 
 
 F32 = torch.float32
