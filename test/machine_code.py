@@ -57,7 +57,10 @@ class Promise:
 
 
 _OVERLAPPING = r"(90a|100a|110a|120a)"  # with programmatic dependent launch
-_FEW_ROWS = r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear_k\d+|layer_norm_attention)_.*"
+_FEW_ROWS = (
+    r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear_k\d+"
+    r"|layer_norm_attention)_.*"
+)
 
 PROMISES = (
     Promise(

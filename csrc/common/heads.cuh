@@ -14,9 +14,10 @@ namespace heads {
 constexpr int kRows = 16, kKeys = 16;
 
 // kStages tiles of keys and values a warp in shared memory.
-template <int kDim_, int kStages_, int kWarps_ = 4>
+template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0>
 struct Shape {
   static constexpr int kDim = kDim_, kStages = kStages_, kWarps = kWarps_;
+  static constexpr int kBarrier = kBarrier_;  // of these warps, where the block has others
   static constexpr int kPitch = kDim + 8;  // elements; eight rows of an ldmatrix lie in different banks
   static constexpr int kTile = kKeys * kPitch;
   static constexpr int kOutPitch = kDim + 4;  // floats
@@ -99,7 +100,17 @@ class Heads {
       fetch(i + S::kStages, i + S::kStages < own_);
     }
     copy_wait<0>();
-    __syncthreads();
+    sync();
+  }
+
+  // Keys and values that others bring: where row `key` of either goes, and that all `keys` are there.
+  __device__ __forceinline__ static int place(int key, int which) {
+    return ((key / kKeys * S::kStages * 2 + which) * S::kTile + key % kKeys * S::kPitch) * 2;
+  }
+  __device__ __forceinline__ void take(int keys) {
+    length_ = 0;
+    end_ = keys;
+    own_ = warp_ * kKeys < keys ? 1 : 0;
   }
 
   // Sums of a row over the four lanes that share it.
@@ -128,7 +139,7 @@ class Heads {
         stats[warp_ * 2 * kRows + kRows + row] = sum_[half];
       }
     }
-    __syncthreads();
+    sync();
     for (int i = threadIdx.x; i < kRows * kColumns; i += 32 * kWarps) {
       const int row = i / kColumns, column = i % kColumns * 8;
       if (first_row_ + row >= args_.rows) break;
@@ -155,6 +166,13 @@ class Heads {
   }
 
  private:
+  __device__ __forceinline__ static void sync() {
+    if constexpr (S::kBarrier == 0) {
+      __syncthreads();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"n"(S::kBarrier), "n"(32 * kWarps) : "memory");
+    }
+  }
   __device__ __forceinline__ bf16* tile(int index, int which) const {
     return shared_ + ((warp_ * S::kStages + index % S::kStages) * 2 + which) * S::kTile;
   }

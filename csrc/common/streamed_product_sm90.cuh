@@ -45,6 +45,9 @@ struct StreamedShape {
   // in the banks.
   static constexpr int kPitch = kRows % 16 == 8 ? kRows : kRows + 8, kPartial = kTokens * kPitch * 4;
   static constexpr int kPartials = 0, kPartRows = kRows, kParts = kGroups, kSquareParts = kGroups;
+  // Tiles of W that a stage takes, and where a block's are.
+  static constexpr int kBoxes = 1;
+  __device__ __forceinline__ static int box_row(int tile, int) { return tile * kRows; }
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
   static constexpr int kFetched = kStages * kStageBytes, kSummed = kParts * kPartial;
@@ -116,8 +119,11 @@ class StreamedProduct : protected FewRows<S, Op> {
     }
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
-    copy_tile(*in_.tiles, shared_address(stage(step)), full(step), split_ * S::kDepth + step * 64,
-              tile_ * S::kRows);
+#pragma unroll
+    for (int box = 0; box < S::kBoxes; ++box) {
+      copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
+                split_ * S::kDepth + step * 64, S::box_row(tile_, box));
+    }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from flashrt_core.gemm import linear, linear_ref
-from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
 from flashrt_core.kernels.layer_norm_attention import (
     layer_norm_attention,
     layer_norm_attention_ref,
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
+from flashrt_core.kernels.quantised import quantise_rows
 from test.gpu import error, requires_gpu, run
 
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
@@ -108,7 +108,7 @@ def test_queries_behind_a_norm_attend(
     cache = draw(keys, 3, 2, heads, dim)  # of some blocks
     k, v = cache[:, 1].unbind(1)
     q, out, want = empty(rows, width), empty(rows, width), expected((rows, width))
-    mask: dict[str, Any] = {"eps": 1e-5, "scale": dim**-0.5}
+    mask: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
     if length:
         valid = torch.tensor([length], dtype=torch.int32, device="cuda")
         mask |= {"prefix_length": valid, "prefix_rows": keys}
@@ -125,6 +125,63 @@ def test_queries_behind_a_norm_attend(
     queries = expected((rows, width))
     layer_norm_attention_ref(*wide, queries, k.float(), v.float(), want, **mask)
     assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "heads", "dim", "depth"),
+    [(41, 32, 48, 1536), (48, 32, 48, 1536), (17, 2, 48, 1536), (1, 4, 48, 1536), (5, 4, 64, 512)],
+)
+def test_rows_behind_a_norm_attend_to_each_other(
+    device: Any, draw: Any, rows: int, heads: int, dim: int, depth: int, gained: bool
+) -> None:
+    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
+    norm: tuple[Any, Any] = (None, None)
+    if gained:
+        norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+    weight, bias = draw(3 * width, depth, scale=depth**-0.5), draw(3 * width)
+    merged, out, want = empty(rows, 3 * width), empty(rows, width), expected((rows, width))
+    settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
+    args = (x, *norm, weight, bias, merged, None, None, out)
+    twice(device, out, lambda lane: layer_norm_attention(lane, *args, **settings))
+    wide = (x.float(), *norm, weight.float(), bias.float(), expected((rows, 3 * width)))
+    layer_norm_attention_ref(*wide, None, None, want, **settings)
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [
+        *((rows, *shape) for shape in NORMED[:3] for rows in (1, 41, 44)),
+        *((rows, *shape) for shape in ADDED[:2] for rows in (1, 41, 48)),
+        (41, 128, 1536),
+        (41, 128, 6144),
+    ],
+)
+def test_few_rows_with_int8_weights(
+    device: Any, draw: Any, rows: int, columns: int, depth: int, gained: bool
+) -> None:
+    weight, scale = quantise_rows(draw(columns, depth, scale=depth**-0.5), torch.int8)
+    x, bias = draw(rows, depth, scale=2.0) + draw(rows, 1), draw(columns)
+    if depth == 1536 and rows <= 44:
+        norm: tuple[Any, Any] = (None, None)
+        if gained:
+            norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+        ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh", "weight_scale": scale}
+        out, want = empty(rows, columns), expected((rows, columns))
+        args = (x, *norm, weight, bias)
+        twice(device, out, lambda lane: layer_norm_linear(lane, *args, out, **ends))
+        layer_norm_linear_ref(x.float(), *norm, weight, bias.float(), want, **ends)
+        assert error(out, want) < CHAINED
+    if columns in (1536, 128):
+        stream, want = draw(rows, columns), expected((rows, columns))
+        linear_ref(
+            x.float(), weight, bias.float(), want, residual=stream.float(), weight_scale=scale
+        )
+        args = (x, weight, bias, stream)
+        run(device, lambda lane: linear(lane, *args, residual=stream, weight_scale=scale))
+        assert error(stream, want) < CHAINED
 
 
 def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
@@ -149,16 +206,22 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
     gain, shift = 1.0 + draw(1536, dtype=F32, scale=0.1), draw(1536, dtype=F32, scale=0.1)
     x, merged = draw(41, 1536), empty(41, 4608)
     mixed, hidden = empty(41, 1536), empty(41, 6144)
-    q, k, v = merged.view(41, 3, 32, 48).unbind(1)
+    cache, settings = draw(64, 2, 32, 48), {"head_dim": 48, "eps": 1e-5, "scale": 48**-0.5}
+    k, v = cache.unbind(1)
     qkv, project, up, down = zip(weights, biases, strict=True)
     ops: list[Callable[[Any], None]] = [
-        lambda lane: layer_norm_linear(lane, x, gain, shift, *qkv, merged, eps=1e-5),
-        lambda lane: attention(lane, q, k, v, mixed, scale=48**-0.5),
+        lambda lane: layer_norm_attention(
+            lane, x, gain, shift, *qkv, merged, None, None, mixed, **settings
+        ),
         lambda lane: linear(lane, mixed, *project, x, residual=x),
         lambda lane: layer_norm_linear(
             lane, x, None, None, *up, hidden, eps=1e-5, activation="gelu_tanh"
         ),
         lambda lane: linear(lane, hidden, *down, x, residual=x),
+        lambda lane: layer_norm_attention(
+            lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **settings, kept=True
+        ),
+        lambda lane: linear(lane, mixed, *project, x, residual=x),
     ]
     start = x.clone()
     for _ in range(4):

@@ -29,6 +29,7 @@ from flashrt_core.kernels.layer_norm import layer_norm, layer_norm_ref
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.quantised import E4M3, quantise
+from flashrt_core.kernels.rope_attention import rope_attention, rope_attention_ref
 from test.gpu import error, requires_gpu, run
 
 from .test_cuda_ops import CHAINED, F32, FLOAT32, PROBABILITIES, ROUNDED, empty, expected, twice
@@ -107,6 +108,35 @@ def test_attention_of_views(device: Any, draw: Any, views: int) -> None:
     twice(device, out, lambda lane: attention(lane, q, k, v, out, scale=0.125, segments=views))
     attention_ref(q.float(), k.float(), v.float(), want, scale=0.125, segments=views)
     assert error(out, want) < PROBABILITIES
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "dim", "views", "normed"),
+    [
+        (256, 16, 16, 64, 1, False),
+        (512, 16, 16, 64, 2, False),
+        (768, 16, 16, 64, 3, False),
+        (512, 3, 3, 64, 2, False),
+        (88, 16, 8, 128, 1, True),
+        (36, 4, 2, 64, 2, False),
+    ],
+)
+def test_rows_turn_and_attend(
+    device: Any, draw: Any, rows: int, heads: int, kv_heads: int, dim: int, views: int, normed: bool
+) -> None:
+    qkv, rope = draw(rows, (heads + 2 * kv_heads) * dim), draw(rows, dim, dtype=F32)
+    sizes = (heads * dim, kv_heads * dim, kv_heads * dim)
+    settings: dict[str, Any] = {"head_dim": dim, "scale": dim**-0.5, "segments": views}
+    if normed:
+        norms = {name: draw(dim, dtype=F32) for name in ("q_norm", "k_norm")}
+        settings |= {**norms, "eps": 1e-6, "causal": True}
+    parts = [empty(rows, size) for size in sizes]
+    out, want = empty(rows, heads * dim), expected((rows, heads * dim))
+    twice(device, out, lambda lane: rope_attention(lane, qkv, rope, *parts, out, **settings))
+    # Between turning and attention numbers are rounded.
+    rounded = [empty(rows, size) for size in sizes]
+    rope_attention_ref(qkv.float(), rope, *rounded, want, **settings)
+    assert error(out, want) < CHAINED
 
 
 @pytest.mark.parametrize(

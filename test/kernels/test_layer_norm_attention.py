@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashrt_core.errors import ContractError
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
-from flashrt_core.kernels.layer_norm_attention import layer_norm_attention
+from flashrt_core.kernels.layer_norm_attention import _SHARED, layer_norm_attention
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
 from test.kernels.signatures import OPS, CheckingLauncher, Lane
 
@@ -41,7 +41,8 @@ def test_queries_attend(dtype: torch.dtype, length: int | None) -> None:
     mask: dict[str, Any] = {}
     if length is not None:
         mask = {"prefix_length": torch.tensor([length], dtype=torch.int32), "prefix_rows": 9}
-    run(lambda lane: layer_norm_attention(lane, *args, eps=EPS, scale=0.25, **mask))
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 0.25}
+    run(lambda lane: layer_norm_attention(lane, *args, **settings, **mask))
     exact = layer(x.double(), EPS) * gain.double() + shift.double()
     exact = exact @ weight.double().t() + bias.double()
     assert_rounded_once(q, exact)
@@ -55,12 +56,33 @@ def test_queries_attend(dtype: torch.dtype, length: int | None) -> None:
 def test_arguments_are_checked() -> None:
     args = list(operands(5, 9, 2, 16, F32))
     lane = Lane(CheckingLauncher())
-    with pytest.raises(ContractError, match="prefix_rows"):
-        length = torch.tensor([1], dtype=torch.int32)
-        layer_norm_attention(lane, *args, eps=EPS, scale=1.0, prefix_length=length, prefix_rows=10)
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 1.0}
+    length = torch.tensor([1], dtype=torch.int32)
+    for others, told in (
+        ({"prefix_length": length, "prefix_rows": 10}, "prefix_rows: expected 1..9, got 10"),
+        ({"head_dim": 5}, "head_dim: expected a divisor of 32, got 5"),
+    ):
+        with pytest.raises(ContractError, match=told):
+            layer_norm_attention(lane, *args, **(settings | others))
+    with pytest.raises(ContractError, match="'k' and 'v': expected both or none"):
+        layer_norm_attention(lane, *args[:7], None, args[8], **settings)
     args[3] = args[3][:-1]
     with pytest.raises(ContractError, match="weight"):
-        layer_norm_attention(lane, *args, eps=EPS, scale=1.0)
+        layer_norm_attention(lane, *args, **settings)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_attend_to_each_other(dtype: torch.dtype) -> None:
+    x, gain, shift, _weight, _bias, _q, _k, _v, out = operands(5, 9, 2, 16, dtype)
+    weight, bias = normal(96, 40, seed=7, dtype=dtype, std=0.2), normal(96, seed=8, dtype=dtype)
+    merged, apart = torch.empty(5, 96, dtype=dtype), torch.empty(5, 32, dtype=dtype)
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 0.25}
+    args = (x, gain, shift, weight, bias, merged, None, None, out)
+    run(lambda lane: layer_norm_attention(lane, *args, **settings))
+    q, k, v = merged.view(5, 3, 2, 16).unbind(1)
+    first = (weight[:32], bias[:32], torch.empty(5, 32, dtype=dtype))
+    run(lambda lane: layer_norm_attention(lane, x, gain, shift, *first, k, v, apart, **settings))
+    assert torch.equal(first[2], q.reshape(5, 32)) and torch.equal(out, apart)
 
 
 def bf16(*shape: int) -> Tensor:
@@ -90,6 +112,7 @@ def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[st
         k,
         v,
         bf16(rows, 1536),
+        head_dim=48,
         eps=EPS,
         scale=1.0,
     )
@@ -118,6 +141,12 @@ def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
     assert (launch.grid, launch.cluster) == (clusters * cluster, cluster)
     # Those of two kernels in a row share a multiprocessor, which has 228 KiB.
     assert 2 * (launch.shared_bytes + 1024) <= 228 * 1024
+
+
+def test_shared_memory_is_what_the_source_asserts() -> None:
+    source = (OPS / "layer_norm_attention.cu").read_text()
+    for shape, size in (("ContextAttention", _SHARED[""]), ("SelfAttention", _SHARED["_self"])):
+        assert f"{shape}::kSharedBytes == {size}," in source
 
 
 def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from ...gemm import linear
-from ...kernels.attention import attention
 from ...kernels.layer_norm_attention import layer_norm_attention
 from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.op import Lane
@@ -22,7 +21,7 @@ Buffers = Mapping[str, Tensor]
 def head_block(
     lane: Lane, buffers: Buffers, config: GrootConfig, block: int, norm: Tensor, bucket: int
 ) -> None:
-    """x += Attn(LN(x)); x += MLP(LN(x)), by four or five ops.
+    """x += Attn(LN(x)); x += MLP(LN(x)), by four ops.
 
     ``norm`` [2, W]: gain and shift of the first norm, of the step's table; ``bucket``: text rows.
     """
@@ -55,13 +54,23 @@ def _head_self_attention(
     lane: Lane, buffers: Buffers, config: GrootConfig, index: int, norm: Tensor, out: Dense
 ) -> None:
     """The head's rows over themselves, into the source of ``out``."""
-    sizes, rows, x = config.head, config.rows, buffers["head_x"]
-    qkv, merged_qkv = dense(buffers, "head.qkv", index), buffers["head_qkv"]
-    into = (qkv.weight, buffers["head.qkv_bias"][index], merged_qkv)
-    layer_norm_linear(lane, x, norm[0], norm[1], *into, eps=config.adapter_eps, **qkv.scales)
-    q, k, v = merged_qkv.view(rows, 3, sizes.heads, sizes.head_dim).unbind(1)
-    scale = sizes.head_dim**-0.5
-    attention(lane, q, k, v, out.source, scale=scale, out_scale=out.x_scale)
+    site, head_dim = dense(buffers, "head.qkv", index), config.head.head_dim
+    product = (site.weight, buffers["head.qkv_bias"][index], buffers["head_qkv"])
+    layer_norm_attention(
+        lane,
+        buffers["head_x"],
+        norm[0],
+        norm[1],
+        *product,
+        None,
+        None,
+        out.source,
+        head_dim=head_dim,
+        eps=config.adapter_eps,
+        scale=head_dim**-0.5,
+        out_scale=out.x_scale,
+        **site.scales,
+    )
 
 
 def _head_context_attention(
@@ -94,6 +103,7 @@ def _head_context_attention(
         k,
         v,
         out.source,
+        head_dim=sizes.head_dim,
         eps=config.adapter_eps,
         scale=sizes.head_dim**-0.5,
         kept=True,

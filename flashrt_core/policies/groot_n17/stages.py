@@ -32,8 +32,8 @@ from ...kernels.layer_norm import layer_norm
 from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.offset_count import offset_count
 from ...kernels.op import Lane
-from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
+from ...kernels.rope_attention import rope_attention
 from ..dense import Dense
 from ..windows import STATE, image_input
 from .config import SLOTS, GrootConfig
@@ -122,7 +122,7 @@ def merged(
 
 def vision_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, views: int) -> None:
     """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
-    heads, head_dim = config.vision.heads, config.vision.head_dim
+    head_dim = config.vision.head_dim
     x, merged_qkv = buffers["vision_x"], buffers["vision_qkv"]
     q, k, v = (buffers[f"vision_{part}"] for part in "qkv")
     qkv, out = (dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out"))
@@ -130,14 +130,15 @@ def vision_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, 
     linear(
         lane, qkv.source, qkv.weight, buffers["vision.qkv_bias"][layer], merged_qkv, **qkv.scales
     )
-    qkv_rope_kv(lane, merged_qkv, buffers["vision.rope"], q, k, v, head_dim=head_dim)
-    each = (-1, heads, head_dim)
-    attention(
+    rope_attention(
         lane,
-        q.view(each),
-        k.view(each),
-        v.view(each),
+        merged_qkv,
+        buffers["vision.rope"],
+        q,
+        k,
+        v,
         out.source,
+        head_dim=head_dim,
         scale=head_dim**-0.5,
         segments=views,
         out_scale=out.x_scale,
@@ -192,25 +193,19 @@ def text_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, ro
     gain = buffers["text.norm1_weight"][layer]
     rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=qkv.x_scale)
     linear(lane, normal, qkv.weight, None, merged_qkv, **qkv.scales)
-    qkv_rope_kv(
+    rope_attention(
         lane,
         merged_qkv,
         buffers["text.rope"][:rows],
         q,
         k,
         v,
+        mixed,
         head_dim=sizes.head_dim,
+        scale=sizes.head_dim**-0.5,
         q_norm=buffers["text.q_norm"][layer],
         k_norm=buffers["text.k_norm"][layer],
         eps=config.eps,
-    )
-    attention(
-        lane,
-        q.view(rows, sizes.heads, sizes.head_dim),
-        k.view(rows, sizes.kv_heads, sizes.head_dim),
-        v.view(rows, sizes.kv_heads, sizes.head_dim),
-        mixed,
-        scale=sizes.head_dim**-0.5,
         causal=True,
         out_scale=out.x_scale,
     )
