@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
+from .kernels.expand_rows import expand_rows_launch
 from .kernels.few_rows_linear import linear_few_rows
 from .kernels.launch import (
     Launcher,
@@ -75,6 +77,8 @@ def linear_launch(
     if linear_few_rows(launcher, x, weight, bias, out, **ends, weight_scale=weight_scale):
         return
     gelu, accumulate = activation == "gelu_tanh", residual is not None
+    if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:
+        weight, weight_scale = expand_rows_launch(launcher, "linear", weight, weight_scale), None
     if weight_scale is None:
         require_bf16_rows("linear", x=x, weight=weight)
     else:

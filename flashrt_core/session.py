@@ -22,7 +22,7 @@ from .devices.base import NUMPY_DTYPES
 from .errors import InputError, NumericsError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
-from .guidance import Guide, Previous
+from .guidance import Previous
 from .policies.base import Observation, Processor, as_array
 from .text import check_text
 from .whole_numbers import whole_number
@@ -64,9 +64,8 @@ class Session:
     def __init__(self, engine: Engine, name: str, host: HostState) -> None:
         self.name = name
         self.engine = engine
-        self.ledger = Ledger(engine.contract)
+        self.ledger = Ledger(engine.contract, host.lineage)
         self._host = host
-        self._guide = Guide(engine.contract, engine.processor)
 
     @property
     def contract(self) -> Contract:
@@ -199,7 +198,7 @@ class Session:
                 loaded with ``real_time_chunking``. Kept rows come back, rounded to float32.
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
-        previous = self._guide.checked(previous)
+        previous = self.engine.guide.checked(previous)
         if observation is not None:
             self.observe(observation)
         self.engine.admit(self)
@@ -222,7 +221,7 @@ class Session:
         allow_stale: bool = False,
     ) -> Decision:
         """The last stage alone, on the retained results of those before it; else as `decide`."""
-        previous = self._guide.checked(previous)
+        previous = self.engine.guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
         self._write_guidance(previous)
@@ -238,8 +237,9 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        copier = self.engine.admit(self).copier
-        return self.engine.store.save(name, self.name, self.host_state(), copier)
+        engine = self.engine
+        copier = engine.admit(self).copier
+        return engine.capsules.save(name, self.name, self.host_state(), copier)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.
@@ -247,11 +247,11 @@ class Session:
         The input windows count as unwritten afterwards: ``act`` may follow at once, a new context
         needs a new observation. CapsuleError when unknown or foreign; nothing changes then.
         """
-        store = self.engine.store
-        info = store.info(name)
-        copier = self.engine.admit(self).copier
-        self.resume(store.load(name, self.name, copier))
-        return info
+        engine = self.engine
+        held = engine.store.find(name, self.name)
+        engine.admit(self, held)
+        self.resume(held.host)
+        return held.info()
 
     def export(self) -> Export:
         """Let a host of this process drive this session through the C interface.
@@ -264,10 +264,10 @@ class Session:
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
-        lineage = self.ledger.lineage()
-        if self._host.lineage is not lineage:
-            self._host = replace(self._host, lineage=lineage)
-        return self._host
+        host = self._host
+        if self.ledger.told is not host.lineage:
+            host = self._host = replace(host, lineage=self.ledger.lineage())
+        return host
 
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
@@ -342,7 +342,7 @@ class Session:
 
     def _write_guidance(self, previous: Previous | None) -> None:
         """Every decision says anew what guides it: what guided the last one is past."""
-        for name, value in self._guide.windows(previous, self._host.robot_state).items():
+        for name, value in self.engine.guide.windows(previous, self._host.robot_state).items():
             self._fill(self.contract.input(name), value)
 
     def _finish(self, timings: dict[str, float]) -> Decision:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+from typing import NamedTuple
 
 
 class DType(StrEnum):
@@ -57,8 +58,7 @@ class Rate(StrEnum):
     CHUNK = "chunk"
 
 
-@dataclass(frozen=True, order=True)
-class ShapeKey:
+class ShapeKey(NamedTuple):
     """The sizes a captured variant is fixed to.
 
     ``prompt_tokens`` is a bucket: a prompt of that many tokens or fewer fits. ``horizon`` counts

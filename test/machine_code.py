@@ -64,11 +64,14 @@ _FEW_ROWS = (
 
 PROMISES = (
     Promise(
-        r".*", WAIT, "a kernel that may start early waits for those in front",
+        r"(?!copy_pieces).*", WAIT, "a kernel that may start early waits for those in front",
         architectures=_OVERLAPPING,
     ),
+    Promise(r"copy_pieces", r"LDG\.E\.128", "what is aligned is read 16 bytes at a time"),
+    Promise(r"copy_pieces", r"STG\.E\.128", "what is aligned is written 16 bytes at a time"),
     Promise(
-        r"(?!action_in).*", TRIGGER, "the next kernel is to get ready while this one waits",
+        r"(?!action_in|copy_pieces).*", TRIGGER,
+        "the next kernel is to get ready while this one waits",
         before=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(

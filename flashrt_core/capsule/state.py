@@ -25,7 +25,7 @@ from ..freshness import Lineage
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostState:
     """What a session knows outside the buffers. Immutable, so that sharing it is copying it.
 
@@ -74,8 +74,7 @@ class Part(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True)
-class CapsuleInfo:
+class CapsuleInfo(NamedTuple):
     """What there is to know about a capsule without opening it."""
 
     name: str
@@ -157,29 +156,27 @@ class RegionCopier(SlotCopier):
         super().__init__(device, contract)
         self._planned_for = tuple(slots)
         # By the identity of the slot, which is quicker to tell than its address.
-        self._save: dict[int, dict[ShapeKey, Transfer]] = {}
-        self._load: dict[int, dict[ShapeKey, Transfer]] = {}
+        self._planned: dict[tuple[int, ShapeKey], tuple[Transfer, Transfer]] = {}
         for slot in self._planned_for:
-            save, load = (
-                {
-                    shape: device.plan(_copies(contract.regions[shape], buffers, slot, to_slot))
-                    for shape in contract.shapes
-                }
-                for to_slot in (True, False)
-            )
-            self._save[id(slot)], self._load[id(slot)] = save, load
+            for shape in contract.shapes:
+                regions = contract.regions[shape]
+                save, load = (device.plan(_copies(regions, buffers, slot, to)) for to in _WAYS)
+                self._planned[id(slot), shape] = save, load
 
     def save(self, shape: ShapeKey, slot: Tensor) -> None:
         """Buffers -> slot."""
-        self._device.transfer(self._save[id(slot)][shape])
+        self._device.transfer(self._planned[id(slot), shape][0])
 
     def load(self, shape: ShapeKey, slot: Tensor) -> None:
         """Slot -> buffers."""
-        self._device.transfer(self._load[id(slot)][shape])
+        self._device.transfer(self._planned[id(slot), shape][1])
 
     def planned(self, shape: ShapeKey, slot: Tensor) -> tuple[Transfer, Transfer]:
         """What :meth:`save` and :meth:`load` start."""
-        return self._save[id(slot)][shape], self._load[id(slot)][shape]
+        return self._planned[id(slot), shape]
+
+
+_WAYS = (True, False)  # to the slot, and from it
 
 
 def _copies(

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .check import ArgCheck
+from .expand_rows import expand_rows_launch
 from .launch import Launcher, TensorMap, Way, blocks, output_suffix, require_bf16
 from .low_bit import require_e4m3
 from .maths import Gate, glu
@@ -120,6 +121,9 @@ def glu_linear_launch(
 ) -> None:
     """The library's product, then the gate; or one kernel, where it exists and is faster."""
     (rows, depth), width = x.shape, out.shape[1]
+    if weight_scale is not None and x_scale is None:
+        weight = expand_rows_launch(launcher, "glu_linear", weight, weight_scale)
+        weight_scale = None
     narrow = weight_scale is not None
     output_suffix("glu_linear", out)
     if narrow:

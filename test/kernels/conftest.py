@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.contract import BufferSpec, DType, Role
+from test.gpu import cuda_device
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -26,13 +26,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice(overlap="on")
-    # Products are timed on weights anywhere in the device's memory.
-    device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
-    yield device
-    device.close()
+    with cuda_device(overlap="on") as device:
+        yield device
 
 
 @pytest.fixture
