@@ -93,8 +93,7 @@ def linear_launch(
         for start in range(0, out.shape[0], run):
             copy_rows_launch(launcher, residual, out[start : start + run])
     narrow = weight_scale is not None
-    # The library's activation takes the addend too.
-    possible = activation == "none" or (gelu and not accumulate)
+    possible = activation == "none" or (gelu and not accumulate)  # its GELU takes the addend too
     if possible and not narrow and out_scale is None:
         launcher.matmul(x, weight, bias, out, gelu=gelu, accumulate=accumulate)
         return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashrt_core.contract import ContractError, Role
+from flashrt_core.contract import ContractError, Role, ShapeKey
 from flashrt_core.policies.groot_n17 import POLICY
 from flashrt_core.policies.groot_n17.layout import marks
 
@@ -126,9 +126,9 @@ def test_unknown_stage() -> None:
 
 @pytest.mark.parametrize(("views", "bucket"), [(TWO[::-1], 64), (TWO, 8), (TWO, 200)])
 def test_what_no_plan_can_run(views: tuple[str, ...], bucket: int) -> None:
-    (shape, _) = POLICY.shapes(TINY, 2)
+    shape = ShapeKey(2, bucket, TINY.horizon, TINY.steps)
     with pytest.raises(ContractError, match=r"order of|8 to 128 tokens|9 to 128 tokens"):
-        POLICY.contract(TINY, (replace(shape, prompt_tokens=bucket),), views, "fp32")
+        POLICY.contract(TINY, (shape,), views, "fp32")
 
 
 def test_activations_keep_their_size_through_the_full_depth() -> None:
