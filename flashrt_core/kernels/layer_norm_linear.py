@@ -58,10 +58,8 @@ def layer_norm_linear_launch(
     ends: dict[str, Any] = {"eps": eps, "activation": activation, "weight_scale": weight_scale}
     if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends):
         return
-    if x_scale is not None or out_scale is not None:
-        raise no_kernel(
-            "layer_norm_linear", expected="bfloat16 activations", got="scales of others"
-        )
+    if x_scale is not None:
+        raise no_kernel("layer_norm_linear", expected="bfloat16 rows", got="float8_e4m3fn ones")
     if weight_scale is not None:
         weight = expand_rows_launch(launcher, "layer_norm_linear", weight, weight_scale)
     require_bf16_rows("layer_norm_linear", weight=weight, bias=bias)
@@ -69,12 +67,12 @@ def layer_norm_linear_launch(
     scratch = launcher.workspace(rows * (width + columns))
     normal = scratch[: rows * width].view(rows, width)
     layer_norm_launch(launcher, x, gain, shift, normal, eps=eps)
-    if activation in ("none", "gelu_tanh"):
+    if activation in ("none", "gelu_tanh") and out_scale is None:
         launcher.matmul(normal, weight, bias, out, gelu=activation == "gelu_tanh")
         return
     product = scratch[rows * width :].view(rows, columns)
     launcher.matmul(normal, weight, None, product)
-    product_rows_launch(launcher, product, bias, out, activation=activation)
+    product_rows_launch(launcher, product, bias, out, activation=activation, out_scale=out_scale)
 
 
 def layer_norm_linear_operands(
