@@ -293,6 +293,7 @@ def main() -> int:
         options.horizon = own.HORIZON if options.horizon == 10 else options.horizon
     toolbox.require_packages(own.PACKAGES, "install what tools/record_goldens.py names")
     require_place(options.place)
+    torch.backends.cudnn.allow_tf32 = False  # LeRobot's convolutions in float32, as they say
     base = own.base_config(options)
     configs = {name: replace(base, numerics=profile) for name, profile in own.PROFILES.items()}
     source = own.Drawn(own.POLICY.tensors(base), options.place)

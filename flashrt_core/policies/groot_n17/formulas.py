@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...tensors import TensorSource
+from ..reference_weights import ReferenceWeights
 from .config import GrootConfig
 
 Array = np.ndarray[Any, Any]
@@ -37,8 +38,7 @@ class Formulas:
         self.config = config
         self.dtype = dtype
         self.place = torch.device(place)
-        self._source = source
-        self._kept: dict[str, Tensor] = {}
+        self._weights = ReferenceWeights(source, dtype, self.place, again=(HEAD,))
 
     def attend(
         self, name: str, heads: int, x: Tensor, context: Tensor, hidden: Tensor | None = None
@@ -87,14 +87,8 @@ class Formulas:
         return torch.from_numpy(np.array(values, order="C")).to(self.place, self.dtype)
 
     def get(self, name: str, slot: int | None = None) -> Tensor:
-        """A tensor; those of the head are kept, as every step reads them again."""
-        if name in self._kept:
-            return self._kept[name]
-        found = self._source.get(name)
-        found = (found if slot is None else found[slot]).to(self.place).to(self.dtype)
-        if name.startswith(HEAD):
-            self._kept[name] = found
-        return found
+        """A tensor, or the row of it that an embodiment has."""
+        return self._weights.get(name, slot)
 
 
 def mix(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:

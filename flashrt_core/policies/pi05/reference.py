@@ -21,10 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ...weights import TensorSource
+from ..reference_weights import ReferenceWeights
 from .config import SLOTS, GemmaConfig, Pi05Config
 
 _MASKED = -2.3819763e38  # added to the score of a pair that must not see each other
 _MODEL = "paligemma_with_expert."
+_EVERY_STEP = (f"{_MODEL}gemma_expert.", "action_", "time_")
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,7 @@ class Reference:
         self.config = config
         self.dtype = dtype
         self.place = torch.device(place)
-        self._source = source
-        self._kept: dict[str, Tensor] = {}
+        self._weights = ReferenceWeights(source, dtype, self.place, _EVERY_STEP)
 
     @torch.inference_mode()
     def decide(
@@ -333,15 +334,7 @@ class Reference:
         return y + self._get(name + ".bias") if has_bias else y
 
     def _get(self, name: str) -> Tensor:
-        if name in self._kept:
-            return self._kept[name]
-        value = self._source.get(name).to(self.place).to(self.dtype)
-        # The expert's are read again in every step. The rest, 11 GB, is kept on a GPU alone: the
-        # host may lack the memory, and there the arithmetic takes longer than reading.
-        expert = "gemma_expert" in name or name.startswith(("action_", "time_"))
-        if expert or self.place.type != "cpu":
-            self._kept[name] = value
-        return value
+        return self._weights.get(name)
 
 
 def _standardise(x: Tensor, eps: float) -> Tensor:
