@@ -22,6 +22,7 @@ from flashrt_ros.srv import (
 )
 
 from flashrt_ros.stamps import duration_message, time_message, to_ns
+from test.gpu import requires_gpu
 
 from .harness import ACTIVATE, DEACTIVATE, JOINTS, Robot, image, joint_state, jpeg, wait_until
 
@@ -30,14 +31,19 @@ INPUT, STALE_STATE, CAPSULE, STORE_FULL, SESSION, SESSION_LIMIT = 11, 12, 40, 41
 TIMEOUT, STALE_INPUT = 82, 83
 
 
-@pytest.fixture(scope="module")
-def robot(start: Callable[..., Robot]) -> Robot:
+#: On which device the node runs: its parameters.
+DEVICES = {"cpu": {}, "cuda": {"device": "cuda", "precision": "bf16"}}
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=requires_gpu)])
+def robot(start: Callable[..., Robot], request: pytest.FixtureRequest) -> Robot:
     # Ages that outlast the module: one set of messages serves every test.
     robot = start(
         max_sessions=3,
         capsule_slots=2,
         camera__front__max_age_s=600.0,
         joints__max_age_s=600.0,
+        **DEVICES[request.param],
     )
     robot.bring_up()
     robot.publish("front", image())
