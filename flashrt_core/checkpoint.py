@@ -330,6 +330,11 @@ def _match(file: SafetensorsFile, specs: Mapping[str, TensorSpec]) -> dict[str, 
     return found
 
 
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a file; WeightsError when it cannot be read."""
+    return {name: entry.shape for name, entry in SafetensorsFile(path).entries.items()}
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """All tensors of a small file in float64, whatever float or integer format they are stored in.
 

@@ -41,6 +41,7 @@ __all__ = [
     "processor_of",
     "qualifier",
     "start",
+    "views_of",
 ]
 
 
@@ -293,15 +294,7 @@ def _identity(
 def _choose(options: LoadOptions) -> _Choice:
     options = checked(options)
     policy = find_policy(options.policy)
-    unknown = sorted(set(options.views) - set(policy.slots))
-    if unknown or not options.views or len(set(options.views)) != len(options.views):
-        raise OptionError(
-            "option 'views'",
-            expected=f"at least one of {list(policy.slots)}, each once",
-            got=unknown[0] if unknown else list(options.views),
-        )
-    # The order of the slots is part of the model; the order of the option is not.
-    views = tuple(slot for slot in policy.slots if slot in options.views)
+    views = _views(options, policy)
     norm_stats = _path("norm_stats", options.norm_stats)
     deployment = _deployment(policy, options.checkpoint, norm_stats)
     given = {
@@ -323,7 +316,7 @@ def _choose(options: LoadOptions) -> _Choice:
         given["real_time_chunking"] = True
     overrides = {**deployment.overrides, **given, **options.extra}
     config = sized(policy, options.preset, overrides, deployment, options.checkpoint)
-    fewest = len(views) - _absent_views(options, policy)
+    fewest = len(views) - _absent_views(options, policy, len(views))
     shapes = tuple(
         shape for n in range(len(views), fewest - 1, -1) for shape in policy.shapes(config, n)
     )
@@ -342,13 +335,32 @@ def _choose(options: LoadOptions) -> _Choice:
     )
 
 
-def _absent_views(options: LoadOptions, policy: Policy) -> int:
+def views_of(options: LoadOptions) -> tuple[str, ...]:
+    """The views that the options come to, in slot order; OptionError where they are none."""
+    return _views(options, find_policy(checked(options).policy))
+
+
+def _views(options: LoadOptions, policy: Policy) -> tuple[str, ...]:
+    """The views in use; OptionError on one that is unknown or stands twice."""
+    given = policy.slots[:2] if options.views is None else options.views
+    unknown = sorted(set(given) - set(policy.slots))
+    if unknown or not given or len(set(given)) != len(given):
+        raise OptionError(
+            "option 'views'",
+            expected=f"at least one of {list(policy.slots)}, each once",
+            got=unknown[0] if unknown else list(given),
+        )
+    # The order of the slots is part of the model; the order of the option is not.
+    return tuple(slot for slot in policy.slots if slot in given)
+
+
+def _absent_views(options: LoadOptions, policy: Policy, count: int) -> int:
     """How many views an observation may lack; one must be left, and the policy must be able to."""
-    most = len(options.views) - 1 if policy.masks_views else 0
+    most = count - 1 if policy.masks_views else 0
     if options.absent_views > most:
         raise OptionError(
             "option 'absent_views'",
-            expected=f"at most {most} of {len(options.views)} views"
+            expected=f"at most {most} of {count} views"
             if policy.masks_views
             else f"0: policy {policy.name!r} needs every camera",
             got=options.absent_views,

@@ -32,7 +32,7 @@ class LoadOptions:
         precision: precision plan: ``fp32``, ``bf16``, ``fp8``, or a YAML file (docs/numerics.md).
         calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
             looks where that command puts it. Other plans do not read it.
-        views: cameras in use, a subset of the policy's slots.
+        views: cameras in use, a subset of the policy's slots; None: its first two.
         absent_views: how many of them an observation may lack; each number of cameras has stages of
             its own, captured at load.
         state_dim: numbers in the robot's state; None: what the checkpoint was trained with, and 7
@@ -71,7 +71,7 @@ class LoadOptions:
     device: str = "cpu"
     precision: str = "fp32"
     calibration: str | Path | None = None
-    views: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb")
+    views: tuple[str, ...] | None = None
     absent_views: int = 0
     state_dim: int | None = None
     action_dim: int | None = None
@@ -108,7 +108,7 @@ def calibrate_command(options: LoadOptions) -> str:
         words.append("--no-state-in-prompt")
     if options.prompt_buckets:
         words += ["--prompt-buckets", ",".join(map(str, options.prompt_buckets))]
-    if options.views != plain.views:
+    if options.views is not None:
         words += ["--views", ",".join(options.views)]
     if options.calibration is not None:
         words += ["--output", str(options.calibration)]
@@ -212,7 +212,7 @@ _FIELDS: Mapping[str, Check] = {
     "device": _TEXT,
     "precision": _of((str, os.PathLike, Precision), "the name of a plan or a path"),
     "calibration": _maybe(_PATH),
-    "views": _list(_TEXT, "names of views"),
+    "views": _maybe(_list(_TEXT, "names of views")),
     "absent_views": _within(0),
     "state_dim": _maybe(_within(0)),
     "action_dim": _maybe(_within(0)),

@@ -5,6 +5,8 @@ Used by record_goldens.py, in an environment that has LeRobot and diffusers.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,9 +17,124 @@ from parity import groot as parity
 from flashrt_core.policies.groot_n17.config import GrootConfig
 from flashrt_core.tensors import TensorSource
 
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("lerobot", "transformers", "diffusers", "torch", "numpy")
-SIZES, SEED, CASES = parity.SIZES, 20, parity.CASES
+SIZES, CASES, OUTPUT = parity.SIZES, parity.CASES, "groot_n17_lerobot"
+TINY_TOKENIZER = ROOT / "flashrt_core/policies/groot_n17/tiny_tokenizer.json"
 Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def extras() -> tuple[Arrays, list[str]]:
+    """Everything but decisions, and the instructions as the processor's steps clean them."""
+    from lerobot.policies.groot.utils import prepare_n1_7_language_batch
+
+    texts = [
+        prepare_n1_7_language_batch(text, 1, formalize_language=True)[0] for text in parity.PROMPTS
+    ]
+    return {**squares(), **numbers(), **tokens(texts)}, texts
+
+
+def squares() -> Arrays:
+    """Both ways that LeRobot makes the network's picture of a camera's."""
+    from lerobot.policies.groot import processor_groot
+
+    side, found = SIZES["image_size"], {}
+    framing = {
+        "image_crop_size": None,
+        "image_target_size": [side, side],
+        "shortest_image_edge": parity.EDGE,
+        "crop_fraction": parity.FRACTION,
+    }
+    for height, width in parity.RAW_SIZES:
+        image = parity.raw_image("groot", height, width)
+        tensor = torch.from_numpy(image).permute(2, 0, 1)
+        for boxed in (False, True) if height > width else (False,):
+            made = processor_groot._transform_n1_7_image_for_vlm_torch(
+                tensor, **framing, letter_box_transform=boxed
+            )
+            found[f"bicubic.{height}x{width}.{boxed}"] = made.permute(1, 2, 0).numpy()
+        if height == width:
+            # It ends at its edge, which is the network's size in official processors.
+            same = {**framing, "shortest_image_edge": side}
+            found[f"area.{height}x{width}"] = (
+                processor_groot._transform_n1_7_image_for_vlm_albumentations(image, **same)
+            )
+    return found
+
+
+def numbers() -> Arrays:
+    """A state and actions through the steps of the groups' processors."""
+    from lerobot.lerobot_types import TransitionKey
+    from lerobot.policies.groot import processor_groot
+    from lerobot.policies.groot.utils import flatten_n1_7_modality_stats
+
+    found: Arrays = {}
+    for percentiles in (False, True):
+        flags = {"use_percentiles": percentiles, "use_relative_action": True}
+        stats = {
+            key: flatten_n1_7_modality_stats(
+                embodiment_stats=parity.STATISTICS,
+                embodiment_config=parity.MODALITY,
+                modality=part,
+                **flags,
+            )
+            for key, part in (("observation.state", "state"), ("action", "action"))
+        }
+        pack = processor_groot.GrootN17PackInputsStep(
+            embodiment_tag="new_embodiment",
+            stats=stats,
+            normalize_min_max=True,
+            raw_stats=parity.STATISTICS,
+            modality_config=parity.MODALITY,
+        )
+        decode = processor_groot.GrootN17ActionDecodeStep(
+            raw_stats=parity.STATISTICS,
+            modality_config=parity.MODALITY,
+            pack_step=pack,
+            **flags,
+        )
+        state, raw = parity.robot_state(), parity.raw_actions()
+        done = pack(
+            {TransitionKey.OBSERVATION: {"observation.state": torch.from_numpy(state)[None]}}
+        )
+        found[f"state.{percentiles}"] = done[TransitionKey.OBSERVATION]["state"][0].numpy()
+        done = decode({TransitionKey.ACTION: torch.from_numpy(raw)[None]})
+        found[f"decoded.{percentiles}"] = done[TransitionKey.ACTION][0].numpy()
+    return found
+
+
+def tokens(texts: list[str]) -> Arrays:
+    """Ids of whole chats in the small encoding, by Hugging Face's library."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    content = json.loads(TINY_TOKENIZER.read_text())
+    merges = [tuple(merge) for merge in content["model"]["merges"]]
+    encoder = Tokenizer(models.BPE(content["model"]["vocab"], merges))
+    encoder.normalizer = normalizers.NFC()
+    encoder.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    encoder.add_special_tokens(
+        [AddedToken(each["content"], special=True) for each in content["added_tokens"]]
+    )
+    found = {}
+    for index, text in enumerate(texts):
+        image = "<|vision_start|><|image_pad|><|vision_end|>"
+        chat = f"<|im_start|>user\n{image}{image}{text}<|im_end|>\n"
+        found[f"tokens.{index}"] = np.array(encoder.encode(chat).ids, np.int32)
+    for index, text in enumerate(parity.TEXTS):
+        found[f"text.{index}"] = np.array(encoder.encode(text).ids, np.int32)
+    return found
+
+
+#: How Qwen's tokenizers cut a text before they merge, from their tokenizer.json.
+_QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def build(sizes: GrootConfig, tokens: tuple[int, int, int] | None = None) -> Any:

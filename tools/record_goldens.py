@@ -1,4 +1,6 @@
-"""Records what an official implementation of π0.5 gives for the cases of test/parity/case.py.
+"""Records what an official implementation gives for the cases of test/parity.
+
+``lerobot`` and ``openpi`` run π0.5 (case.py), ``lerobot_groot`` GR00T N1.7 (groot.py).
 
 Only outputs are stored (about 0.3 MB a file); weights and inputs come from the formulas in that
 file. Nothing is fetched: networks are built from their configuration classes, and the text encoding
@@ -6,11 +8,13 @@ is the small SentencePiece model that ships with this package.
 
     python tools/record_goldens.py lerobot      # writes test/data/pi05_lerobot.npz
     python tools/record_goldens.py openpi       # writes test/data/pi05_openpi.npz
+    python tools/record_goldens.py lerobot_groot  # writes test/data/groot_n17_lerobot.npz
 
 Environments (each needs this package's torch, numpy and sentencepiece too):
 
 * ``lerobot``: Python 3.12, ``lerobot==0.6.1`` (``--no-deps`` suffices), ``transformers==5.5.4``,
   ``tokenizers==0.22.2``, ``torch==2.11.0`` and what the import asks for.
+* ``lerobot_groot``: the same with ``diffusers==0.36.0`` and ``dm-tree==0.1.10``.
 * ``openpi``: Python 3.11, a checkout of openpi with its ``src`` and ``packages/openpi-client/src``
   on PYTHONPATH, ``transformers==4.53.2`` with openpi's replaced files copied over it, as its README
   says, ``jax==0.5.3``, ``flax==0.10.2``, ``orbax-checkpoint==0.11.13`` and ``numpy<2``.
@@ -24,6 +28,7 @@ import inspect
 import json
 import platform
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -98,11 +103,12 @@ def decision(source: Any, case: parity.Case) -> Arrays:
 def main() -> None:
     """Command line."""
     parser = toolbox.Parser(__doc__)
-    parser.add_argument("source", choices=("lerobot", "openpi"))
+    parser.add_argument("source", choices=("lerobot", "openpi", "lerobot_groot"))
     parser.add_argument("-o", "--output", type=toolbox.writable, help="npz file")
     options = parser.parse_args()
     source = importlib.import_module(f"goldens_{options.source}")
-    output = options.output or toolbox.writable(f"{ROOT}/test/data/pi05_{options.source}.npz")
+    name = getattr(source, "OUTPUT", f"pi05_{options.source}")
+    output = options.output or toolbox.writable(f"{ROOT}/test/data/{name}.npz")
     torch.set_num_threads(1)
     with toolbox.needing(f"goldens of {options.source}", "set up what this file's top names"):
         record(source, options.source, output)
@@ -111,8 +117,9 @@ def main() -> None:
 def record(source: Any, name: str, output: Path) -> None:
     """Runs every case of an implementation and writes the file, whole or not at all."""
     arrays, texts = source.extras()
-    for case in parity.CASES:
-        arrays |= decision(source, case)
+    decide = getattr(source, "decision", partial(decision, source))
+    for case in getattr(source, "CASES", parity.CASES):
+        arrays |= decide(case)
         actions = arrays[f"{case.name}.actions"]
         print(f"{case.name}: actions in {actions.min():.3f}..{actions.max():.3f}")
     about = {
@@ -122,7 +129,7 @@ def record(source: Any, name: str, output: Path) -> None:
         **{package: version(package) for package in source.PACKAGES},
         **getattr(source, "ABOUT", {}),
         "seed": parity.SEED,
-        "sizes": parity.SIZES,
+        "sizes": getattr(source, "SIZES", parity.SIZES),
         "prompts": texts,
         "tokenizer": hashlib.sha256(source.TINY_TOKENIZER.read_bytes()).hexdigest(),
     }

@@ -1,17 +1,22 @@
-"""Trains the small SentencePiece model that ships with the π0.5 policy, from the text below.
+"""Trains the small text encodings that ship with policies, from the text below.
 
-The real tokenizer is PaliGemma's. This one has its shape (same special ids, byte fallback, no
-normalisation, no dummy prefix) at 1/250 of the size, for demos and tests with random weights.
+For π0.5 a SentencePiece model: the real one is PaliGemma's, this one has its shape (same special
+ids, byte fallback, no normalisation, no dummy prefix) at 1/250 of the size. With ``--bpe`` a
+tokenizer.json for GR00T N1.7, in the shape of Qwen's byte-level BPE. Both are for demos and tests
+with random weights.
 
-Run: python tools/train_tiny_tokenizer.py [OUTPUT]
+Run: python tools/train_tiny_tokenizer.py [--bpe] [OUTPUT]
 """
 
 from __future__ import annotations
 
 import io
+import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import sentencepiece
@@ -22,9 +27,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import toolbox  # noqa: E402
 
 from flashrt_core.outputs import whole_file  # noqa: E402
+from flashrt_core.policies.groot_n17.tokenizer import LETTERS, split  # noqa: E402
 
 VOCAB = 1024
 OUTPUT = ROOT / "flashrt_core/policies/pi05/tiny_tokenizer.model"
+BPE_OUTPUT = ROOT / "flashrt_core/policies/groot_n17/tiny_tokenizer.json"
+#: Tokens that no text becomes, behind all pieces.
+ADDED = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+)
 
 
 def _split(text: str) -> list[str]:
@@ -116,15 +128,63 @@ def train() -> bytes:
     return model.getvalue()
 
 
+def train_bpe() -> bytes:
+    """The text of a tokenizer.json: the 256 bytes, then the most frequent pair again and again."""
+    pieces: Counter[tuple[str, ...]] = Counter()
+    texts = (text.lower() for text in sentences() if "state:" not in text.lower())
+    for text in (*texts, *["user"] * 100):  # the chat's role is one piece, as in Qwen's
+        for piece in split(text):
+            pieces[tuple(LETTERS[byte] for byte in piece.encode())] += 1
+    vocabulary = sorted(LETTERS.values())
+    merges: list[tuple[str, str]] = []
+    while len(vocabulary) < VOCAB - len(ADDED):
+        pairs: Counter[tuple[str, str]] = Counter()
+        for parts, count in pieces.items():
+            for pair in pairwise(parts):
+                pairs[pair] += count
+        if not pairs:  # every piece of the text is whole
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append(best)
+        vocabulary.append("".join(best))
+        merged: Counter[tuple[str, ...]] = Counter()
+        for parts, count in pieces.items():
+            merged[_merge(parts, best)] += count
+        pieces = merged
+    added = [
+        {"id": len(vocabulary) + index, "content": content, "special": True}
+        for index, content in enumerate(ADDED)
+    ]
+    model = {
+        "type": "BPE",
+        "vocab": {piece: index for index, piece in enumerate(vocabulary)},
+        "merges": [list(pair) for pair in merges],
+    }
+    content = {"version": "1.0", "added_tokens": added, "model": model}
+    return json.dumps(content, ensure_ascii=False, indent=0).encode() + b"\n"
+
+
+def _merge(parts: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for part in parts:
+        if found and (found[-1], part) == pair:
+            found[-1] += part
+        else:
+            found.append(part)
+    return tuple(found)
+
+
 def main() -> None:
     """Writes the model and says how large it is."""
     parser = toolbox.Parser(__doc__)
-    parser.add_argument("output", nargs="?", type=toolbox.writable, default=OUTPUT)
-    output = parser.parse_args().output
-    model = train()
+    parser.add_argument("--bpe", action="store_true", help="that of GR00T N1.7")
+    parser.add_argument("output", nargs="?", type=toolbox.writable)
+    options = parser.parse_args()
+    output = options.output or toolbox.writable(str(BPE_OUTPUT if options.bpe else OUTPUT))
+    model = train_bpe() if options.bpe else train()
     with whole_file("model", output) as part:
         part.write_bytes(model)
-    print(f"{output}: {len(model)} bytes, {VOCAB} pieces")
+    print(f"{output}: {len(model)} bytes, up to {VOCAB} pieces")
 
 
 if __name__ == "__main__":

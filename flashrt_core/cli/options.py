@@ -13,8 +13,6 @@ from ..errors import OptionError
 from ..load import LoadOptions
 from ..weights import checkpoint_path
 
-_VIEWS = ",".join(LoadOptions.views)
-
 
 def option(text: str, least: float | None = None) -> Any:
     """A typer option with that help."""
@@ -29,7 +27,9 @@ Precision = Annotated[str, option("Precision plan: fp32, bf16, fp8, or a YAML fi
 Plans = Annotated[str, option("Precision plans, separated by commas: bf16,fp8.")]
 Scales = Annotated[Path | None, option("Calibration of an fp8 plan; else where it was put.")]
 Numerics = Annotated[str, option("Profile, and switches behind it; empty: the checkpoint's.")]
-Views = Annotated[str, option("Camera slots in use, separated by commas.")]
+Views = Annotated[
+    str | None, option("Camera slots in use, separated by commas; else the policy's first two.")
+]
 Dims = Annotated[int | None, option("Numbers of the robot; the checkpoint's, else 7.", 0)]
 Stats = Annotated[Path | None, option("Statistics instead of the checkpoint's.")]
 Tokenizer = Annotated[Path | None, option("SentencePiece model file.")]
@@ -50,7 +50,7 @@ def plan_options(
     precision: Precision = LoadOptions.precision,
     calibration: Scales = None,
     numerics: Numerics = "",
-    views: Views = _VIEWS,
+    views: Views = None,
     state_dim: Dims = None,
     action_dim: Dims = None,
     norm_stats: Stats = None,
@@ -72,7 +72,9 @@ def plan_options(
         precision=precision,
         calibration=calibration,
         numerics=numerics,
-        views=tuple(view.strip() for view in views.split(",") if view.strip()),
+        views=None
+        if views is None
+        else tuple(view.strip() for view in views.split(",") if view.strip()),
         state_dim=state_dim,
         action_dim=action_dim,
         norm_stats=norm_stats,

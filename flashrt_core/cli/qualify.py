@@ -22,6 +22,7 @@ from ..load import (
     load,
     precision_of,
     qualifier,
+    views_of,
 )
 from ..observations import Sample, made_up_observations, read_observations
 from ..outputs import check_figure
@@ -133,9 +134,10 @@ def compare(
 
 def about(options: LoadOptions) -> dict[str, Any]:
     """What was qualified: the options, and what they come to with this checkpoint."""
-    names = ("policy", "preset", "checkpoint", "device", "views")
+    names = ("policy", "preset", "checkpoint", "device")
     deployment, config = configuration(options)
     return {name: getattr(options, name) for name in names} | {
+        "views": views_of(options),
         "plan": options.precision,
         "origin": deployment.origin,
         "config": asdict(config),

@@ -8,6 +8,7 @@ from ..errors import OptionError
 from .base import Policy
 
 REGISTRY = {
+    "groot_n17": "flashrt_core.policies.groot_n17",
     "pi05": "flashrt_core.policies.pi05",
 }
 

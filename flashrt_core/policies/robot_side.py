@@ -8,16 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ..errors import InputError, OptionError
 from ..images import Frame
 from .base import Observation, as_array
-from .normalisation import Statistics
 
 Array = np.ndarray[Any, Any]
+S = TypeVar("S", bound="Scale")
+
+
+class Scale(Protocol):
+    """Statistics of a robot's numbers, and the arithmetic they are used with.
+
+    Attributes:
+        source: where they come from, for messages.
+    """
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def dims(self) -> int:
+        """Numbers that they cover."""
+
+    @property
+    def identity(self) -> str:
+        """The arithmetic in words and a digest of the numbers; equal for equal effect."""
+
+    def take(self: S, dims: int) -> S:
+        """Those of the first ``dims`` numbers."""
+
+    def restore(self, values: Array) -> Array:
+        """Network's range [rows, dims] -> robot units."""
+
+    def invert(self, values: Array) -> Array:
+        """Robot units [rows, dims] -> what :meth:`restore` makes them of, float64."""
+
 
 # Beyond it no action of a network lies, in its own units. What would is an action that never moved
 # in the training data: its statistics hold no scale, and rounding alone would be such a number.
@@ -33,6 +62,8 @@ class RobotSide:
         statistics: of the actions, for ``action_dim`` numbers; None where the network's range is
             the robot's unit.
         relative: for each action whether the state is added to it.
+        bases: of the relative actions, in their order: which number of the state; None: that of
+            the action's own place.
         state_needed: whether the network reads the state.
 
     Raises:
@@ -44,16 +75,18 @@ class RobotSide:
         state_dim: int,
         action_dim: int,
         width: int,
-        statistics: Statistics | None,
+        statistics: Scale | None,
         relative: tuple[bool, ...],
         *,
+        bases: tuple[int, ...] | None = None,
         state_needed: bool,
     ) -> None:
         self.state_dim, self.action_dim = state_dim, action_dim
         self._width = width
         self._statistics = statistics
         self._state_needed = state_needed
-        self.relative = self._mask(relative)
+        self.relative = self._mask(relative, bases)
+        self._bases = list(self.relative if bases is None else bases)
 
     @property
     def action_identity(self) -> dict[str, str]:
@@ -61,7 +94,12 @@ class RobotSide:
         return {
             "actions": normalised(self.action_dim, self._statistics),
             "relative actions": ", ".join(map(str, self.relative)) or "none",
+            **self._moved(),
         }
+
+    def _moved(self) -> dict[str, str]:
+        moved = self._bases != list(self.relative)
+        return {"bases of them": ", ".join(map(str, self._bases))} if moved else {}
 
     def decode(self, actions: Array, state: Array | None) -> Array:
         """Raw actions [H, A] -> [H, action_dim] float32 in robot units.
@@ -140,13 +178,14 @@ class RobotSide:
             raise InputError(
                 "state", expected=f"{self.state_dim} numbers: actions add to it", got="none"
             )
-        return base[list(self.relative)]
+        return base[self._bases]
 
-    def _mask(self, relative: tuple[bool, ...]) -> tuple[int, ...]:
+    def _mask(self, relative: tuple[bool, ...], bases: tuple[int, ...] | None) -> tuple[int, ...]:
         """Indices of the action dimensions that are relative to the state."""
         indices = np.flatnonzero(np.asarray(relative, dtype=bool))
-        dims = min(self.action_dim, self.state_dim)
-        if len(relative) > self.action_dim or (indices.size and indices[-1] >= dims):
+        places = indices if bases is None else np.array(bases)
+        beyond = indices.size and max(places) >= self.state_dim
+        if len(relative) > self.action_dim or beyond:
             raise OptionError(
                 "option 'delta_actions'",
                 expected=f"at most {self.action_dim} values, true only where the state of "
@@ -156,14 +195,12 @@ class RobotSide:
         return tuple(indices.tolist())
 
 
-def normalised(dims: int, stats: Statistics | None) -> str:
+def normalised(dims: int, stats: Scale | None) -> str:
     """What is done to numbers of the robot, in words with a digest."""
     return f"{dims} numbers as they are" if stats is None else stats.identity
 
 
-def as_trained(
-    name: str, dims: int, trained: int | None, stats: Statistics | None
-) -> Statistics | None:
+def as_trained(name: str, dims: int, trained: int | None, stats: S | None) -> S | None:
     """The statistics of the robot's dimensions; OptionError when the checkpoint knows others."""
     wrong = trained is not None and dims != trained
     if wrong or (stats is not None and stats.dims < dims):

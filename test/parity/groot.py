@@ -19,7 +19,9 @@ from flashrt_core.policies.groot_n17.config import GrootConfig, make_config
 from flashrt_core.policies.groot_n17.weights import tensors
 from flashrt_core.tensors import TensorSpec
 
-from .case import Array, uniform
+from .case import SEED, Array, raw_image, uniform
+
+__all__ = ["SEED", "raw_image"]
 
 #: Overrides of the ``base`` preset: its full depth (24, 16, 4, 32), narrow enough for any machine.
 #: What LeRobot's code fixes is as there: a feed-forward block four times as wide as its stream, 256
@@ -158,3 +160,74 @@ def state(case: Case) -> Array:
 def noise(case: Case) -> Array:
     """[40, 132] float32, variance 1."""
     return uniform("noise", 40 * 132).reshape(40, 132) * np.float32(3.0**0.5)
+
+
+#: Instructions; each is cleaned to something.
+PROMPTS = (
+    "Pick up the RED block!",
+    "  under_scored (and) \n lines  ",
+    "Grüße, 把杯子 放好 🤖 2½",
+    "7",
+    "don't you'll THEY'RE",
+)
+#: Texts as they are, to cut and merge.
+TEXTS = (
+    "it's WE'LL I'd 'sup  two  spaces\n\n x",
+    "a1b2 c3 ½² ٣ e\u0301 x\u00a0y\u2028z",
+    "\t\ttabs \r\n end !!! ??\n\n\nok __",
+)
+
+#: Camera sizes: taller, wider, smaller, larger, equal; what is cropped before and behind.
+RAW_SIZES = ((120, 90), (48, 160), (60, 60), (300, 300), (96, 96))
+EDGE, FRACTION = 104, 0.95
+
+#: A robot of three groups: joints relative to the state, with ranges a row; a gripper; a base that
+#: never moved.
+MODALITY: dict[str, Any] = {
+    "state": {"modality_keys": ["gripper", "joints", "base"]},
+    "action": {
+        "modality_keys": ["joints", "gripper", "base"],
+        "delta_indices": list(range(6)),
+        "action_configs": [
+            {"rep": "RELATIVE", "type": "NON_EEF", "format": "DEFAULT", "state_key": "joints"},
+            {"rep": "ABSOLUTE", "type": "NON_EEF", "format": "DEFAULT", "state_key": None},
+            {"rep": "ABSOLUTE", "type": "NON_EEF", "format": "DEFAULT", "state_key": None},
+        ],
+    },
+    "video": {"modality_keys": ["front", "wrist"], "delta_indices": [0]},
+}
+_GROUPS = {"joints": 4, "gripper": 1, "base": 2}
+
+
+def _spans(name: str, count: int) -> dict[str, Any]:
+    low = uniform(f"{name}.low", count).astype(np.float64) - 1.0
+    span = uniform(f"{name}.span", count).astype(np.float64) + 1.5
+    if name.endswith("base"):
+        span[-1] = 0.0
+    parts = {"min": 0.0, "q01": 0.1, "mean": 0.5, "q99": 0.9, "max": 1.0, "std": 0.3}
+    return {stat: (low + share * span).tolist() for stat, share in parts.items()}
+
+
+#: As ``statistics.json`` has them for one embodiment.
+STATISTICS: dict[str, Any] = {
+    part: {group: _spans(f"{part}.{group}", count) for group, count in _GROUPS.items()}
+    for part in ("state", "action")
+}
+STATISTICS["relative_action"] = {
+    "joints": {
+        stat: [[value * (1 + 0.3 * row) for value in values] for row in range(6)]
+        for stat, values in _spans("relative.joints", 4).items()
+    }
+}
+
+
+def robot_state() -> Array:
+    """[7] float32 in robot units, two of them outside of their range."""
+    values = uniform("robot.state", 7) - np.float32(0.3)
+    values[[1, 4]] = (9.0, -9.0)
+    return values
+
+
+def raw_actions() -> Array:
+    """[40, 132] float32 as a network gives them, some beyond [-1, 1]."""
+    return uniform("raw.actions", 40 * 132).reshape(40, 132) * np.float32(1.4)

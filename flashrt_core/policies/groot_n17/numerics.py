@@ -16,12 +16,12 @@ class Numerics:
     Attributes:
         rope_frequencies: "bfloat16": the rotary frequencies of tower and text stack went through
             bfloat16, as the buffers of a PyTorch module do when it is cast.
-        image_resize: "area": OpenCV's averages over the source area, the shorter side first, then
-            the middle of the picture. "bicubic": torch's with antialiasing, straight to the square.
+        image_resize: "area": OpenCV's averages over the source area, the aspect kept: a picture has
+            to be a square. "bicubic": torch's with antialiasing, straight to the square.
     """
 
     rope_frequencies: Literal["exact", "bfloat16"] = "exact"
-    image_resize: Literal["area", "bicubic"] = "area"
+    image_resize: Literal["area", "bicubic"] = "bicubic"
 
 
 #: Values that each switch may take, the order of :class:`Numerics`.
@@ -30,14 +30,14 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "image_resize": ("area", "bicubic"),
 }
 
-_ROUNDED = Numerics(rope_frequencies="bfloat16")
+_ROUNDED = Numerics(rope_frequencies="bfloat16", image_resize="area")
 
 #: ``official``: Isaac-GR00T, which casts the whole network to bfloat16. ``lerobot``: LeRobot's
 #: pipeline, its parameters in float32. ``lerobot_bf16``: cast as a whole. ``exact``: no one's
 #: quirks.
 PROFILES: Mapping[str, Numerics] = {
     "official": _ROUNDED,
-    "lerobot": Numerics(image_resize="bicubic"),
+    "lerobot": Numerics(),
     "lerobot_bf16": replace(_ROUNDED, image_resize="bicubic"),
     "exact": Numerics(),
 }

@@ -1,0 +1,232 @@
+"""What a GR00T N1.7 checkpoint folder says beside its weights, for NVIDIA's and LeRobot's folders.
+
+NVIDIA's: ``config.json``, weights, ``processor_config.json``, ``statistics.json`` and
+``embodiment_id.json``, for several embodiments. LeRobot's: ``config.json`` (type groot),
+``model.safetensors``, ``policy_preprocessor.json`` and ``policy_postprocessor.json``, for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import file_of, tensor_shapes
+from ...errors import OptionError, WeightsError
+from ...files import read_json
+from ..base import Deployment
+from ..json_fields import COUNT, FLAG, OBJECT, TEXT, field_of, read_object, shown
+from .config import BASE, PRESETS, SLOTS
+from .embodiment import Embodiment, read_embodiment
+from .lerobot import read_lerobot
+from .weights import LEROBOT, ROOT, preset_of
+
+#: Values of the official configuration that change the network into one that is not built here.
+_FIXED: Mapping[str, object] = {
+    "use_alternate_vl_dit": True,
+    "attend_text_every_n_blocks": 2,
+    "add_pos_embed": True,
+    "use_vlln": True,
+    "reproject_vision": False,
+    "state_history_length": 1,
+    "exclude_state": False,
+    "apply_sincos_state_encoding": False,
+    "use_mean_std": False,
+}
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Details:
+    """GR00T's part of a deployment.
+
+    Attributes:
+        embodiments: what is known of them, by name; empty where the network's range is the
+            robot's unit.
+        formal: whether instructions are cleaned.
+        framing: of pictures: edge, fraction, boxed; None of one as the configuration has it.
+        tokenizer: a ``tokenizer.json`` in the folder.
+        trained: weights of a file, not random ones: they know their own tokenizer.
+    """
+
+    embodiments: Mapping[str, Embodiment] = field(default_factory=dict)
+    formal: bool = True
+    framing: tuple[int | None, float | None, bool] = (None, None, False)
+    tokenizer: Path | None = None
+    trained: bool = False
+
+
+def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deployment:
+    """Reads everything but the weights.
+
+    Args:
+        path: a checkpoint folder; None for random weights.
+        norm_stats: a ``statistics.json`` that replaces the folder's; random weights take none, as
+            nothing says in which order its groups go.
+
+    Raises:
+        WeightsError: no weights there, no statistics for them, a file that contradicts itself, or
+            a network that is not supported.
+        OptionError: statistics that cannot be used.
+    """
+    if path is None:
+        if norm_stats is not None:
+            raise OptionError(
+                "option 'norm_stats'",
+                expected="a checkpoint beside it, whose processor says what its groups are",
+                got=f"random weights and {str(norm_stats)!r}",
+            )
+        return Deployment("random", {"numerics": "exact"}, details=Details())
+    file = file_of(path)
+    shapes = tensor_shapes(file)
+    _check_names(path, list(shapes))
+    if path.is_file():
+        raise WeightsError(
+            f"checkpoint {str(path)!r}",
+            expected="its folder: the processor's files say what the numbers mean",
+            got="weights alone",
+        )
+    config = read_object(path / "config.json")
+    if "type" in config:
+        if (kind := field_of(config, "type", TEXT, path / "config.json")) != "groot":
+            raise WeightsError(
+                f"checkpoint {str(path)!r}", expected="LeRobot's policy type groot", got=kind
+            )
+        found = _lerobot(path, config, norm_stats)
+    else:
+        found = _official(path, config, norm_stats)
+    own = {
+        name.removeprefix("model.").removeprefix(LEROBOT): shape for name, shape in shapes.items()
+    }
+    return replace(found, preset=preset_of(own, PRESETS))
+
+
+def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
+    """OptionError when another number of views is in use than the checkpoint was trained with."""
+    count = len(deployment.cameras)
+    if count and len(views) != count:
+        raise OptionError(
+            "option 'views'",
+            expected=f"{count} of them, as the checkpoint was trained with: "
+            f"{', '.join(deployment.cameras)}",
+            got=list(views),
+        )
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    """WeightsError on a file of another network: what else it lacks is then of no interest."""
+    if not any(ROOT in name for name in names):
+        raise WeightsError(
+            f"checkpoint {str(path)!r}",
+            expected=f"weights of GR00T N1.7, tensors {ROOT}...",
+            got=f"{len(names)} tensors of another network: {', '.join(names[:3])}, ...",
+            remedy="set checkpoint to a folder of NVIDIA's or of LeRobot, type groot",
+        )
+
+
+def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
+    where = folder / "config.json"
+    for name, expected in _FIXED.items():
+        value = config.get(name, expected)
+        if value != expected or isinstance(value, bool) != isinstance(expected, bool):
+            raise WeightsError(
+                f"{name} of the checkpoint {str(folder)!r}",
+                expected=expected,
+                got=shown(value),
+                remedy="this variant is not supported",
+            )
+    overrides: dict[str, Any] = {"numerics": "official"}
+    for ours, theirs in (("steps", "num_inference_timesteps"), ("horizon", "action_horizon")):
+        if theirs in config:
+            overrides[ours] = field_of(config, theirs, COUNT, where)
+    place = folder / "processor_config.json"
+    values = field_of(read_object(place), "processor_kwargs", OBJECT, place)
+    modalities = field_of(values, "modality_configs", OBJECT, place)
+    stats = _statistics(norm_stats or folder / "statistics.json", norm_stats is not None)
+    slots = read_object(folder / "embodiment_id.json", required=False)
+    known = {
+        name: read_embodiment(
+            name,
+            field_of(modalities, name, OBJECT, place),
+            field_of(stats, name, OBJECT, "statistics.json"),
+            slots.get(name),
+            percentiles=field_of(values, "use_percentiles", FLAG, place, False),
+            relative=field_of(values, "use_relative_action", FLAG, place, False),
+            clip=field_of(values, "clip_outliers", FLAG, place, True),
+        )
+        for name in modalities
+        if name in stats
+    }
+    if not field_of(values, "use_albumentations", FLAG, place, False):
+        overrides["numerics"] = "official,image_resize=bicubic"
+    target = values.get("image_target_size") or [BASE.image_size] * 2
+    overrides["image_size"] = int(target[0])
+    details = Details(
+        known,
+        field_of(values, "formalize_language", FLAG, place, True),
+        framing_of(values, int(target[0])),
+        _tokenizer(folder),
+        trained=True,
+    )
+    return deployed("official", overrides, details)
+
+
+def framing_of(values: Mapping[str, Any], target: int) -> tuple[int | None, float | None, bool]:
+    """Edge, fraction and box of the processor's settings."""
+    fraction, crop = values.get("crop_fraction"), values.get("image_crop_size")
+    if fraction is None and crop:
+        fraction = crop[0] / float(target)
+    edge = values.get("shortest_image_edge")
+    return (
+        None if edge is None else int(edge),
+        None if fraction is None else float(fraction),
+        bool(values.get("letter_box_transform", False)),
+    )
+
+
+def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
+    if norm_stats is not None:
+        raise OptionError(
+            "option 'norm_stats'",
+            expected="none: a LeRobot folder has its own",
+            got=str(norm_stats),
+        )
+    overrides, embodiment, formal, framing = read_lerobot(folder, config)
+    details = Details({embodiment.name: embodiment}, formal, framing, _tokenizer(folder), True)
+    return deployed("lerobot", overrides, details)
+
+
+def deployed(origin: str, overrides: Mapping[str, Any], details: Details) -> Deployment:
+    """The deployment of a folder; where it knows one embodiment, or LIBERO's, that is in use."""
+    known = details.embodiments
+    name = "libero_sim" if "libero_sim" in known else next(iter(known), "")
+    if len(known) != 1 and name != "libero_sim":
+        return Deployment(origin, overrides, details=details)
+    own = known[name]
+    cameras = own.cameras
+    if len(cameras) > len(SLOTS):
+        raise WeightsError(
+            f"embodiment {name!r}", expected=f"at most {len(SLOTS)} cameras", got=list(cameras)
+        )
+    return Deployment(
+        origin,
+        {**overrides, "embodiment": own.slot},
+        cameras=cameras,
+        state_dim=own.state.dims if own.state else None,
+        action_dim=own.actions.dims if own.actions else None,
+        details=details,
+    )
+
+
+def _statistics(path: Path, given: bool) -> Mapping[str, Any]:
+    error = OptionError if given else WeightsError
+    content = read_json(path, f"statistics {str(path)!r}", error)
+    if not isinstance(content, dict):
+        raise error(f"statistics {str(path)!r}", expected="a JSON object", got=shown(content))
+    return content
+
+
+def _tokenizer(folder: Path) -> Path | None:
+    path = folder / _TOKENIZER
+    return path if path.is_file() else None

@@ -1,0 +1,119 @@
+"""Images of cameras to the squares of GR00T N1.7.
+
+Source: Isaac-GR00T's evaluation transforms (OpenCV, averages over areas) and LeRobot's on tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from ...errors import InputError, OptionError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What of a picture the network sees.
+
+    Attributes:
+        size: side of the square, pixels.
+        edge: side that a picture is brought to before it is cropped, pixels.
+        fraction: of its sides that are kept, from the middle; 1 keeps all.
+        boxed: black is put around a picture that is no square, first.
+        method: "area" or "bicubic", see ``Numerics.image_resize``.
+    """
+
+    size: int
+    edge: int
+    fraction: float
+    boxed: bool = False
+    method: str = "area"
+
+    @property
+    def identity(self) -> str:
+        """All of it in words; equal for equal effect."""
+        boxed = ", boxed" if self.boxed else ""
+        return f"{self.method} to {self.edge}, {self.fraction:g} of it, to {self.size}{boxed}"
+
+    def __call__(self, image: Array) -> Array:
+        """[Y, X, 3] uint8 of any size -> [size, size, 3] uint8."""
+        if self.boxed:
+            image = _boxed(image)
+        return self._areas(image) if self.method == "area" else self._bicubic(image)
+
+    def _areas(self, image: Array) -> Array:
+        """To the edge, the middle of it, to the edge again; the aspect stays, so it must be 1."""
+        if image.shape[0] != image.shape[1]:
+            raise InputError(
+                "image",
+                expected="a square, as the checkpoint's processor keeps the aspect and the network "
+                "is captured for squares",
+                got=list(image.shape),
+                remedy="crop in front, or put image_resize=bicubic behind the profile of numerics",
+            )
+        image = _shorter_side(image, self.edge)
+        height, width = image.shape[:2]
+        if self.fraction < 1.0:
+            image = _middle(image, int(height * self.fraction), int(width * self.fraction))
+        image = _shorter_side(image, self.edge)
+        return np.ascontiguousarray(_shorter_side(image, self.size))
+
+    def _bicubic(self, image: Array) -> Array:
+        """Straight to a square of the edge, the middle, and to the size."""
+        image = _resized(image, self.edge)
+        if self.fraction < 1.0:
+            kept = max(1, round(self.edge * self.fraction))
+            image = _middle(image, kept, kept)
+        return np.ascontiguousarray(_resized(image, self.size))
+
+
+def _boxed(image: Array) -> Array:
+    height, width = image.shape[:2]
+    side = max(height, width)
+    if height == width:
+        return image
+    out = np.zeros((side, side, 3), np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    out[top : top + height, left : left + width] = image
+    return out
+
+
+def _middle(image: Array, height: int, width: int) -> Array:
+    height, width = max(1, height), max(1, width)
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]
+
+
+def _shorter_side(image: Array, side: int) -> Array:
+    """Brought to ``side`` with its aspect kept, by OpenCV's averages over areas."""
+    height, width = image.shape[:2]
+    shortest = min(height, width)
+    if shortest == side:
+        return image
+    try:
+        import cv2  # an extra of the package; pictures of the right size need none
+    except ImportError as error:
+        raise OptionError(
+            "images of another size than the network's",
+            expected="OpenCV to resize them",
+            got=str(error),
+            remedy="install the extra 'images', or set numerics to 'lerobot'",
+        ) from error
+    scale = side / float(shortest)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return np.asarray(cv2.resize(np.ascontiguousarray(image), size, interpolation=cv2.INTER_AREA))
+
+
+def _resized(image: Array, side: int) -> Array:
+    """[Y, X, 3] -> [side, side, 3] uint8, bicubic with antialiasing, rounded to grey levels."""
+    if image.shape[:2] == (side, side):
+        return image
+    pixels = torch.from_numpy(np.require(image, requirements=["C", "W"])).permute(2, 0, 1)[None]
+    found = F.interpolate(pixels.float(), (side, side), mode="bicubic", antialias=True)
+    return found[0].round().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

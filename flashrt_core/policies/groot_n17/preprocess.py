@@ -1,0 +1,201 @@
+"""Host side of GR00T N1.7: images to squares, state to its row, prompt to tokens, actions back.
+
+Source: Isaac-GR00T's and LeRobot's processors for GR00T N1.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError, OptionError
+from ...images import Frame
+from ..base import Deployment, Observation, ProcessorOptions
+from ..robot_side import (
+    RobotSide,
+    as_trained,
+    checked_image,
+    checked_images,
+    in_range,
+    normalised,
+    ordered_views,
+)
+from ..windows import STATE, image_input
+from .config import SLOTS, GrootConfig
+from .deployment import Details, read_deployment
+from .embodiment import Embodiment
+from .images import Framing
+from .prompt import PromptEncoder
+from .tokenizer import Tokenizer
+
+Array = np.ndarray[Any, Any]
+
+
+class GrootProcessor(RobotSide):
+    """Transforms between robot units and the windows of the contract.
+
+    Stateless: what it keeps of the last prompts is their tokens, which depend on nothing else.
+
+    Args:
+        config: sizes.
+        options: cameras in use, the robot's dimensions, statistics and tokenizer.
+
+    Raises:
+        OptionError: the options do not fit the policy, or a file they name cannot be used.
+    """
+
+    def __init__(self, config: GrootConfig, options: ProcessorOptions) -> None:
+        self._config = config
+        self.views = ordered_views(options.views, SLOTS)
+        deployment = options.deployment or read_deployment(None, options.norm_stats)
+        details: Details = deployment.details
+        state_dim = in_range("state_dim", options.state_dim, 1, config.state_width)
+        action_dim = in_range("action_dim", options.action_dim, 1, config.action_dim)
+        tokenizer = Tokenizer(_tokenizer_path(options, details, deployment.origin))
+        if tokenizer.vocab > config.vocab:
+            raise OptionError(
+                f"tokenizer {tokenizer.name!r}",
+                expected=f"at most {config.vocab} ids, rows of the embedding table",
+                got=tokenizer.vocab,
+            )
+        formal = details.formal
+        self._prompts = PromptEncoder(config, tokenizer, len(self.views), formal=formal)
+        self._text = lru_cache(maxsize=16)(self._encode_text)
+        own = _embodiment(config, deployment)
+        self._states = as_trained("state_dim", state_dim, deployment.state_dim, own.state)
+        actions = as_trained("action_dim", action_dim, deployment.action_dim, own.actions)
+        relative, bases = own.relative[:action_dim], own.bases[: sum(own.relative[:action_dim])]
+        given = options.delta_actions
+        super().__init__(
+            state_dim,
+            action_dim,
+            config.action_dim,
+            actions,
+            relative if given is None else given,
+            bases=bases if given is None and relative else None,
+            state_needed=True,
+        )
+        self._rows = own.rows
+        edge, fraction, boxed = details.framing
+        size = config.image_size
+        self._framing = Framing(
+            size,
+            edge or size,
+            config.crop / 1000 if fraction is None else fraction,
+            boxed,
+            config.numerics.image_resize,
+        )
+        self.identity: Mapping[str, str] = {
+            "state": normalised(state_dim, self._states),
+            **self.action_identity,
+            "rows": str(own.rows or config.horizon),
+            "embodiment": str(config.embodiment),
+            "images": self._framing.identity,
+            "instruction": "cleaned" if formal else "as it is",
+            "tokenizer": tokenizer.digest,
+        }
+
+    @property
+    def encoding(self) -> Mapping[str, str]:
+        """The parts of ``identity`` that :meth:`encode` depends on."""
+        parts = ("state", "embodiment", "images", "instruction", "tokenizer")
+        return {name: self.identity[name] for name in parts}
+
+    def check_prompt(self, text: str) -> None:
+        """InputError when ``text`` is empty or exceeds the last bucket."""
+        self._prompts.check(text)
+
+    def encode(self, observation: Observation, prompt: str) -> dict[str, Array]:
+        """Input name -> window value.
+
+        Args:
+            observation: an image for every view in use, and the state.
+            prompt: the instruction.
+
+        Returns:
+            ``image.<view>`` [R, R, 3] uint8, ``state`` [1, state width] float32; ``prompt_tokens``
+            [P] and ``prompt_length`` [1] int32, both read-only.
+
+        Raises:
+            InputError: a view is missing or unknown, an image, the state or the prompt is unusable.
+        """
+        values: dict[str, Array] = {}
+        images = checked_images(observation, self.views)
+        for view in self.views:
+            image = checked_image(view, images)
+            values[image_input(view)] = self._square(view, image)
+        state = self.checked_state(observation.state)
+        window = np.zeros((1, self._config.state_width), np.float32)
+        if state is not None:  # it is needed, so it is there
+            own = state if self._states is None else self._states.normalise(state)
+            window[0, : self.state_dim] = own
+        values[STATE] = window
+        values["prompt_tokens"], values["prompt_length"] = self._text(prompt)
+        return values
+
+    def check_windows(self, values: Mapping[str, Array]) -> None:
+        """Nothing: no two windows say the same."""
+
+    def prompt_tokens(self, values: Mapping[str, Array]) -> int:
+        """Text rows that encoded ``values`` need."""
+        return int(values["prompt_length"][0])
+
+    def decode(self, actions: Array, state: Array | None) -> Array:
+        """Raw actions [H, A] -> [rows, action_dim] float32 in robot units.
+
+        Of the horizon, those rows that the checkpoint was trained for this robot. Errors as those
+        of :class:`RobotSide`.
+        """
+        return super().decode(actions, state)[: self._rows]
+
+    def _square(self, view: str, image: Array | Frame) -> Array:
+        try:
+            return self._framing(image.rgb() if isinstance(image, Frame) else image)
+        except InputError as error:
+            what = f"image {view!r}"
+            raise InputError(
+                what, expected=error.expected, got=error.got, remedy=error.remedy
+            ) from error
+
+    def _encode_text(self, prompt: str) -> tuple[Array, Array]:
+        """Tokens in their window, zero behind the prompt, and how many there are."""
+        ids = self._prompts.encode(prompt)
+        tokens = np.zeros(self._config.max_prompt_tokens, np.int32)
+        tokens[: len(ids)] = ids
+        length = np.array([len(ids)], np.int32)
+        for value in (tokens, length):
+            value.setflags(write=False)  # they are handed out again
+        return tokens, length
+
+
+def _embodiment(config: GrootConfig, deployment: Deployment) -> Embodiment:
+    """What is known of the slot in use; OptionError where that is nothing, or several robots."""
+    details: Details = deployment.details
+    if not details.embodiments:
+        return Embodiment("", config.embodiment)
+    found = [each for each in details.embodiments.values() if each.slot == config.embodiment]
+    if len(found) != 1:
+        known = {name: each.slot for name, each in details.embodiments.items()}
+        raise OptionError(
+            "override 'embodiment' of policy 'groot_n17'",
+            expected=f"the slot of one of {known}",
+            got=f"{config.embodiment}, of {len(found)}",
+        )
+    return found[0]
+
+
+def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) -> Path | None:
+    path = options.tokenizer or details.tokenizer
+    if path is None and details.trained:
+        raise OptionError(
+            "option 'tokenizer'",
+            expected="the path of the text encoding of Cosmos-Reason2 (Qwen3-VL)",
+            got=f"none, for an {origin} checkpoint",
+            remedy="set it to tokenizer.json of nvidia/Cosmos-Reason2-2B; the checkpoint's folder "
+            "is looked into too",
+        )
+    return path
