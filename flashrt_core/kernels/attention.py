@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from .check import I32, ArgCheck
+from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
 from .low_bit import no_kernel
 from .op import Lane, Op
@@ -27,6 +27,7 @@ def attention_ref(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
@@ -46,6 +47,10 @@ def attention_ref(
         # A hidden row is never read, so whatever it holds (infinities too) cannot leak through 0*x.
         values = values.clone()
         values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
+    if key_bias is not None:
+        added = key_bias.view(segments, 1, keys).expand(-1, kv_heads, -1).reshape(-1, 1, keys)
+        scores.add_(added)
+        values = values.masked_fill(added.transpose(1, 2) == float("-inf"), 0.0)
     if causal:
         row = torch.arange(rows, device=q.device).repeat_interleave(group)
         ahead = torch.arange(keys, device=q.device) > row[:, None]
@@ -171,9 +176,12 @@ def attention_launch(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
+    if key_bias is not None:
+        raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
     if causal:
         raise no_kernel("attention", expected="rows that see every key", got="causal=True")
     require_bf16("attention", q=q, k=k, v=v)
@@ -253,6 +261,7 @@ def _check(
     prefix_length: Tensor | None,
     prefix_rows: int,
     causal: bool,
+    key_bias: Tensor | None,
     out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
@@ -283,6 +292,8 @@ def _check(
             expected=f"1..{keys} and one segment",
             got=f"{prefix_rows} and {segments} segments",
         )
+    if key_bias is not None:
+        check.tensor("key_bias", key_bias, ("N",), F32)
     for name, value in (("q", q), ("k", k), ("v", v)):
         check.apart("out", out, name, value)
 
@@ -299,6 +310,7 @@ def attention(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
@@ -315,12 +327,14 @@ def attention(
             j in [prefix_length, prefix_rows) are not read. None: every key counts.
         prefix_rows: rows kept for the prefix; keys from there on always count.
         causal: row i of a run sees no key behind i; needs as many keys as rows.
+        key_bias: [N] float32, added to the scores of each key, read when the op runs: the logarithm
+            of how often a key counts, -inf for one that is not read. At least one of a run is.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, out_scale)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
     order = {"causal": True} if causal else {}
     lane.issue(
         ATTENTION,
@@ -333,5 +347,5 @@ def attention(
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
         **order,
-        **given(out_scale=out_scale),
+        **given(key_bias=key_bias, out_scale=out_scale),
     )

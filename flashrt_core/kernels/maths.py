@@ -103,12 +103,17 @@ def split_qkv_rope(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows_of: Tensor | None = None,
 ) -> None:
     """Splits merged projection rows [M, (Hq + 2 Hkv) d] float32, turns q and k, writes all three.
 
-    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d]. With gains
-    ``q_norm`` and ``k_norm`` [d], each head of q and k is RMS-normalised before it turns.
+    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d], or of any
+    rows of which ``rows_of`` [M] names ours. With gains ``q_norm`` and ``k_norm`` [d], each head of
+    q and k is RMS-normalised before it turns; with gains as wide as q and k, each of these is.
     """
+    if k_norm is not None and len(k_norm) != head_dim:
+        qkv = _normalised_rows(qkv, q_norm, k_norm, eps)
+        q_norm = k_norm = None
     rows, kv_width = qkv.shape[0], k.shape[-1]
     q_width = qkv.shape[-1] - 2 * kv_width
     heads = qkv.unflatten(1, (-1, head_dim))[:, : (q_width + kv_width) // head_dim]
@@ -120,5 +125,18 @@ def split_qkv_rope(
     turned = rotate(heads, rope).view(rows, -1)
     if q is not None:
         q.copy_(turned[:, :q_width])
+    if rows_of is not None:
+        k[rows_of] = turned[:, q_width:].to(k.dtype)
+        v[rows_of] = qkv[:, q_width + kv_width :].to(v.dtype)
+        return
     k.copy_(turned[:, q_width:])
     v.copy_(qkv[:, q_width + kv_width :])
+
+
+def _normalised_rows(qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor, eps: float) -> Tensor:
+    """Merged rows whose q, of all heads at once, and k are RMS-normalised; v is as it was."""
+    q_width = qkv.shape[-1] - 2 * len(k_norm)
+    q, k, v = qkv.split((q_width, len(k_norm), len(k_norm)), dim=-1)
+    if q_norm is not None:
+        q = rms_normalise(q, eps) * q_norm
+    return torch.cat((q, rms_normalise(k, eps) * k_norm, v), dim=-1)
