@@ -21,6 +21,7 @@ from .capsule.store import CapsuleStore
 from .contract import Contract, ShapeKey, StageSpec
 from .devices import Device, Program
 from .errors import (
+    ContractError,
     DeviceError,
     FlashRTError,
     InputError,
@@ -33,7 +34,7 @@ from .policies.base import Processor
 from .session import SEEDS, Session
 from .text import check_text
 from .whole_numbers import whole_number
-from .working_set import StageBody, Traffic, WorkingSet, set_buffers, set_specs
+from .working_set import MakeBody, Traffic, WorkingSet, set_buffers, set_specs
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Plan:
     contract: Contract
     fingerprint: Fingerprint
     processor: Processor
-    body: Callable[[str, ShapeKey], StageBody]  # stage name, shape -> its body over ops
+    body: MakeBody  # stage name, shape (and variant of a history) -> its body over ops
     pack: Callable[[dict[str, Tensor]], None]  # fills the static buffers
 
 
@@ -182,10 +183,11 @@ class Engine:
         if parent is None:
             host = self.store.copy_to(str(capsule), slot)
         else:
+            parent.check_boundary(f"fork into {name!r}")
             copier = self.admit(parent).copier
             host = parent.host_state()
             if host.shape is not None:
-                copier.save(host.shape, slot)
+                copier.save(host.shape, slot, host.turn)
         session = Session(self, name, host)
         session.resume(host)
         self._register(session)
@@ -228,6 +230,12 @@ class Engine:
 
     def export(self, session: Session) -> Lent:
         """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
+        if self.contract.history is not None:
+            raise ContractError(
+                f"export of policy {self.contract.policy!r}",
+                expected="one whose decisions stand alone",
+                got="one with a history",
+            )
         if self.lent is None:
             self.admit(session)
             self.lent = Lent(self)
@@ -261,6 +269,7 @@ class Engine:
         stages: tuple[StageSpec, ...],
         shape: ShapeKey,
         *,
+        variant: int = 0,
         outputs: tuple[str, ...] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> dict[str, float]:
@@ -268,12 +277,13 @@ class Engine:
 
         Args:
             session: whose state it is.
-            stages, shape: what to replay.
+            stages, shape, variant: what to replay.
             outputs: buffers that are read next.
             meanwhile: host work to do while the device is busy.
         """
         working = self.set_of(session)
-        program = working.programs[shape, tuple(stage.name for stage in stages)]
+        names = tuple(stage.name for stage in stages)
+        program = working.programs[shape, names, variant]
         read_next = [working.buffers[name] for name in outputs]
         try:
             self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
@@ -290,18 +300,18 @@ class Engine:
             session.ledger.ran(stage)
         return self.device.elapsed_ms(program)
 
-    def program(self, shape: ShapeKey, stages: tuple[str, ...]) -> Program:
+    def program(self, shape: ShapeKey, stages: tuple[str, ...], variant: int = 0) -> Program:
         """The captured program of ``stages`` for ``shape``, over the first set's buffers.
 
         ShapeKeyError when there is none.
         """
         programs = self.sets[0].programs
         try:
-            return programs[shape, stages]
+            return programs[shape, stages, variant]
         except KeyError:
             raise ShapeKeyError(
                 f"stages {list(stages)} for {shape}",
-                expected=f"one of {[list(names) for _, names in programs]}",
+                expected=f"one of {[list(names) for _, names, _ in programs]}",
             ) from None
 
     def close(self) -> None:
@@ -323,7 +333,9 @@ class Engine:
         shape = max(self.contract.shapes)
         transforms = [stage.name for stage in self.contract.stages if stage.transform]
         whole = tuple(stage.name for stage in self.contract.decision_stages)
-        for names in [*((name,) for name in transforms), whole]:
+        apart = self.contract.history is not None
+        rest = [(name,) for name in whole] if apart else [whole]
+        for names in [*((name,) for name in transforms), *rest]:
             self.device.replay(self.program(shape, names))
 
     def check_here(self, what: str) -> None:

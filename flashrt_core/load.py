@@ -135,7 +135,7 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
         contract=choice.contract,
         fingerprint=identity if calibration is None else _calibrated(identity, calibration),
         processor=processor,
-        body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
+        body=lambda *which: policy.body(config, choice.contract, *which),
         pack=pack,
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,25 +17,28 @@ from torch import Tensor
 from .c_interface.export import Export
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
-from .devices.base import NUMPY_DTYPES
-from .errors import InputError, NumericsError, ShapeKeyError
+from .drawing import NOISE, SEEDS, checked_value, drawn, noise_for, noise_inputs
+from .errors import InputError, NumericsError, SessionError, ShapeKeyError, StaleStateError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
 from .guidance import Guide, Previous
-from .policies.base import Observation, Processor, as_array
+from .images import Frame
+from .past import Past
+from .policies.base import Observation, Processor
 from .text import check_text
 from .whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-Array = np.ndarray[Any, Any]
+__all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
 
-# Names that a generative policy's contract must use; the session fills the one and reads the other.
-NOISE = "noise"
+Array = np.ndarray[Any, Any]
+#: Of a decision: that of the input ``noise``, or of several inputs by name.
+Noise = Array | Mapping[str, Array]
+
+#: The output that a generative policy's contract must have.
 ACTIONS = "actions"
-#: What a session's seed may be.
-SEEDS = range(1 << 64)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Decision:
 
     Attributes:
         index: number of the decision in its session; with the seed it determines the noise.
-        actions: [horizon, action_dim] float32, robot units.
+        actions: [horizon, action_dim] float32, robot units; of a first decision that builds a
+            history perhaps fewer rows, those that are to be executed.
         raw: [horizon, padded action dim] float32, as the network gave it.
         stage_ms: milliseconds of each stage that ran.
         stamp_ns: stamp of the observation the retained context was made from.
@@ -67,6 +70,8 @@ class Session:
         self.ledger = Ledger(engine.contract)
         self._host = host
         self._guide = Guide(engine.contract, engine.processor)
+        self._past = Past(engine.contract, engine.processor)
+        self._noise_inputs = noise_inputs(engine.contract)
 
     @property
     def contract(self) -> Contract:
@@ -99,6 +104,11 @@ class Session:
         return self._host.decisions
 
     @property
+    def turn(self) -> int:
+        """Decisions of the episode, where they build on each other; else 0."""
+        return self._host.turn
+
+    @property
     def shape(self) -> ShapeKey | None:
         """The captured shape in use; None before the first observation."""
         return self._host.shape
@@ -116,11 +126,29 @@ class Session:
             self._host = replace(self._host, prompt=text)
             self.ledger.announce(Rate.PROMPT)
 
-    def observe(self, observation: Observation) -> None:
+    def restart(self) -> None:
+        """A new episode: nothing is remembered of what was seen and done. Prompt and seed stay."""
+        self.engine.check_here(f"session {self.name!r}")
+        self._past.clear()
+        self._host = replace(self._host, turn=0, raw=None)
+
+    def record(self, images: Mapping[str, Array | Frame]) -> None:
+        """Keep what the cameras see while a chunk is executed, for a policy with a history.
+
+        One picture every so many executed rows, as its contract says; the last one of a chunk is
+        part of the observation that is decided on. InputError where no picture is expected.
+        """
+        self._past.record(images, self._host.turn, self.name)
+
+    def check_boundary(self, what: str) -> None:
+        """CapsuleError about ``what`` while a chunk is under way that the policy will look at."""
+        self._past.check_boundary(what)
+
+    def observe(self, observation: Observation, *, executed: Array | None = None) -> None:
         """Encode an observation and write every window of it.
 
         All values are checked before any window changes, and none of its arrays is kept. InputError
-        names the input that is wrong.
+        names the input that is wrong. ``executed``: as of :meth:`decide`.
         """
         if not self._host.prompt:
             raise InputError(
@@ -135,6 +163,10 @@ class Session:
             )
         stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
         values = self.processor.encode(observation, self._host.prompt)
+        if self.contract.history is not None:
+            values = self._past.windows(values, self._host, executed)
+        elif executed is not None:
+            raise InputError("executed rows", expected="none: decisions stand alone", got="some")
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
         self._write(self._checked(values), shape)
@@ -178,6 +210,8 @@ class Session:
         (unless ``allow_stale``) older than the inputs.
         """
         spec = self.contract.stage(stage)
+        if not spec.transform:
+            self._check_alone(f"stage {stage!r} by itself")
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
         return self.engine.replay(self, (spec,), self._shape())
@@ -186,22 +220,27 @@ class Session:
         self,
         observation: Observation | None = None,
         *,
-        noise: Array | None = None,
+        noise: Noise | None = None,
         previous: Previous | None = None,
+        executed: Array | None = None,
         split: bool = False,
     ) -> Decision:
         """One decision: windows in, stages in contract order, actions out.
 
         Args:
             observation: what to act on; None keeps the windows as they are.
-            noise: [horizon, padded action dim] float32; None draws it from (seed, index).
+            noise: [horizon, padded action dim] float32, or arrays by input where there are several;
+                what is not given is drawn from (seed, index).
             previous: the chunk that the robot goes on with, to be continued, in a plan that was
                 loaded with ``real_time_chunking``. Kept rows come back, rounded to float32.
+            executed: [rows, action_dim], for a policy with a history: what was done with the last
+                chunk, in robot units; None: what was decided. Decisions start where a chunk ends.
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
         previous = self._guide.checked(previous)
+        self._check_history(observation)
         if observation is not None:
-            self.observe(observation)
+            self.observe(observation, executed=executed)
         self.engine.admit(self)
         self._write_noise(noise)
         self._write_guidance(previous)
@@ -210,18 +249,26 @@ class Session:
         for stage in stages:
             self.ledger.check(stage, ran=names)
         timings: dict[str, float] = {}
+        history = self.contract.history
+        variant = 0 if history is None else history.variant(self._host.turn)
+        split = split or history is not None
         for stage in stages[:-1] if split else ():
-            timings |= self.engine.replay(self, (stage,), self._shape())
-        return self._finish(timings | self._replay_last(stages[-1:] if split else stages))
+            timings |= self.engine.replay(self, (stage,), self._shape(), variant=variant)
+        last = stages[-1:] if split else stages
+        return self._finish(timings | self._replay_last(last, variant))
 
     def act(
         self,
         *,
-        noise: Array | None = None,
+        noise: Noise | None = None,
         previous: Previous | None = None,
         allow_stale: bool = False,
     ) -> Decision:
-        """The last stage alone, on the retained results of those before it; else as `decide`."""
+        """The last stage alone, on the retained results of those before it; else as `decide`.
+
+        SessionError in a policy with a history, whose stages change what they read.
+        """
+        self._check_alone("the last stage alone")
         previous = self._guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
@@ -238,6 +285,7 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
+        self.check_boundary(f"capsule {name!r}")
         copier = self.engine.admit(self).copier
         return self.engine.store.save(name, self.name, self.host_state(), copier)
 
@@ -272,6 +320,7 @@ class Session:
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
         self._host = host
+        self._past.clear()
         self.ledger.restore(host.lineage)
 
     def take_over(self, host: HostState, page: Page) -> None:
@@ -323,22 +372,59 @@ class Session:
         kept = {name: frozen(values[name]) for name in names}
         self._host = replace(self._host, staged={**others, **kept})
 
-    def _replay_last(self, stages: tuple[StageSpec, ...]) -> dict[str, float]:
+    def _check_history(self, observation: Observation | None) -> None:
+        """Where decisions build on each other: the last one is there, and this one has a picture."""
+        if self.contract.history is None:
+            return
+        if observation is None:
+            raise InputError(
+                "observation", expected="what is seen where the chunk ends", got="none"
+            )
+        last = self.contract.decision_stages[-1]
+        if self._host.turn and not self.ledger.is_made(last.name):
+            raise StaleStateError(
+                f"session {self.name!r}",
+                expected="what its last decision left",
+                got="nothing that can be trusted, after a failure",
+                remedy="restore a capsule, or restart() for a new episode",
+            )
+
+    def _check_alone(self, what: str) -> None:
+        if self.contract.history is not None:
+            raise SessionError(
+                what,
+                expected="a policy whose decisions stand alone",
+                got=f"{self.contract.policy!r}, which has a history",
+                remedy="decide()",
+            )
+
+    def _replay_last(self, stages: tuple[StageSpec, ...], variant: int = 0) -> dict[str, float]:
         """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""
-        host, shape = self._host, self.contract.input(NOISE).shape
         return self.engine.replay(
             self,
             stages,
             self._shape(),
+            variant=variant,
             outputs=(self.contract.output(ACTIONS).buffer,),
-            meanwhile=partial(_drawn, host.seed, host.decisions + 1, shape),
+            meanwhile=lambda: self._drawn(self._host.decisions + 1),
         )
 
-    def _write_noise(self, noise: Array | None) -> None:
-        spec = self.contract.input(NOISE)
-        if noise is None:
-            noise = _drawn(self._host.seed, self._host.decisions, spec.shape)
-        self._fill(spec, checked_value(spec, noise))
+    def _drawn(self, index: int) -> dict[str, Array]:
+        seed = self._host.seed
+        return {
+            spec.name: drawn(seed, index, spec.shape, stream)
+            for stream, spec in enumerate(self._noise_inputs)
+        }
+
+    def _write_noise(self, noise: Noise | None) -> None:
+        given = noise if isinstance(noise, Mapping) else {} if noise is None else {NOISE: noise}
+        unknown = set(given) - {spec.name for spec in self._noise_inputs}
+        if unknown:
+            names = [spec.name for spec in self._noise_inputs]
+            raise InputError("noise", expected=f"arrays of {names}", got=sorted(unknown, key=str))
+        own = {} if len(given) == len(self._noise_inputs) else self._drawn(self._host.decisions)
+        for spec in self._noise_inputs:
+            self._fill(spec, checked_value(spec, {**own, **given}[spec.name]))
 
     def _write_guidance(self, previous: Previous | None) -> None:
         """Every decision says anew what guides it: what guided the last one is past."""
@@ -355,12 +441,17 @@ class Session:
                 got=f"{raw[row, column]} at row {row}, dimension {column}",
                 remedy="check the weights and the precision plan",
             )
-        host = self._host
+        host, history = self._host, self.contract.history
         # With its lineage: a snapshot that follows has nothing left to put together.
         self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())
+        actions = self.processor.decode(raw, host.robot_state)
+        if history is not None:
+            self._past.clear()
+            self._host = replace(self._host, turn=host.turn + 1, raw=frozen(raw))
+            actions = actions[-history.rows[history.variant(host.turn)] :]
         return Decision(
             index=host.decisions,
-            actions=self.processor.decode(raw, host.robot_state),
+            actions=actions,
             raw=raw,
             stage_ms=timings,
             stamp_ns=host.stamp_ns,
@@ -369,32 +460,3 @@ class Session:
     def _fill(self, spec: InputSpec, value: Array) -> None:
         self.engine.device.write(self.buffers[spec.buffer], value)
         self.ledger.written([spec.name])
-
-
-def noise_for(seed: int, index: int, shape: tuple[int, ...]) -> Array:
-    """Standard normal float32 noise of decision ``index``: a pure function of its arguments."""
-    bits = np.random.Philox(key=seed, counter=[0, 0, 0, index])
-    return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
-
-
-#: Keeps what was drawn ahead of its decision, for the sessions of a process.
-_drawn = lru_cache(maxsize=64)(noise_for)
-
-
-def checked_value(spec: InputSpec, value: Array) -> Array:
-    """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
-    value = as_array(f"input {spec.name!r}", value)
-    expected = NUMPY_DTYPES[spec.dtype]
-    fits = value.shape == spec.shape or (
-        spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]
-    )
-    if not fits or value.dtype != expected:
-        most = "at most " if spec.shorter else ""
-        raise InputError(
-            f"input {spec.name!r}",
-            expected=f"{most}{list(spec.shape)} {expected}",
-            got=f"{list(value.shape)} {value.dtype}",
-        )
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise InputError(f"input {spec.name!r}", expected="finite values", got="NaN or infinity")
-    return value

@@ -54,7 +54,7 @@ def calibrate(
     try:
         plan = make_plan(wide, device, told)
         body, shapes, encoding = plan.body, plan.contract.shapes, plan.processor.encoding
-        watched = replace(plan, body=lambda stage, shape: observer.watch(body(stage, shape)))
+        watched = replace(plan, body=lambda *which: observer.watch(body(*which)))
         session = start(watched, device, wide)
         observer.active = True
         digests = []

@@ -95,7 +95,7 @@ class CapsuleStore:
             )
         place, slot = self._slot_for(name, session)
         try:
-            copier.save(shape, slot)
+            copier.save(shape, slot, host.turn)
         except BaseException:
             self._free[place].append(slot)
             raise
@@ -115,13 +115,13 @@ class CapsuleStore:
                 got=f"one of session {held.info.session!r}",
                 remedy="fork it into a new session instead",
             )
-        copier.load(_shape(held.host), held.slot)
+        copier.load(_shape(held.host), held.slot, held.host.turn)
         return held.host
 
     def copy_to(self, name: str, slot: Tensor) -> HostState:
         """Copy a capsule into a slot outside the store (a fork); CapsuleError when unknown."""
         held = self._find(name)
-        self._slots.copy_slot(_shape(held.host), held.slot, slot)
+        self._slots.copy_slot(_shape(held.host), held.slot, slot, held.host.turn)
         return held.host
 
     def drop(self, name: str) -> None:
@@ -145,7 +145,7 @@ class CapsuleStore:
     def export(self, name: str) -> CapsuleImage:
         """A host copy of a capsule with its identity."""
         held = self._find(name)
-        parts = self._slots.parts(_shape(held.host))
+        parts = self._slots.parts(_shape(held.host), held.host.turn)
         payload = self._device.read(held.slot[: held.info.nbytes])
         return CapsuleImage(held.info, self._fingerprint, held.host, parts, payload)
 
@@ -167,7 +167,8 @@ class CapsuleStore:
             )
         _check_host(self._contract, name, image.host)
         shape = _shape(image.host)
-        parts, size = self._slots.parts(shape), self._slots.nbytes(shape)
+        turn = image.host.turn
+        parts, size = self._slots.parts(shape, turn), self._slots.nbytes(shape, turn)
         if image.regions != parts or image.payload.nbytes != size:
             raise CapsuleError(
                 f"capsule {name!r}",
@@ -226,7 +227,7 @@ class CapsuleStore:
         if left is not place:
             slot = self._take(name, place)
             try:
-                self._slots.copy_slot(_shape(held.host), held.slot, slot)
+                self._slots.copy_slot(_shape(held.host), held.slot, slot, held.host.turn)
             except BaseException:
                 self._free[place].append(slot)
                 raise
@@ -249,7 +250,7 @@ class CapsuleStore:
             name=name,
             session=session,
             fingerprint=self._fingerprint.digest,
-            nbytes=self._slots.nbytes(_shape(host)),
+            nbytes=self._slots.nbytes(_shape(host), host.turn),
             created_ns=created_ns,
             decision=host.decisions,
             prompt=host.prompt,
@@ -332,6 +333,10 @@ def _check_host(contract: Contract, name: str, host: HostState) -> None:
     state = host.robot_state
     if state is not None and (state.ndim != 1 or not np.isfinite(state).all()):
         raise wrong("a robot state of one dimension, finite", f"{list(state.shape)} {state.dtype}")
+    if (host.turn > 0 or host.raw is not None) and contract.history is None:
+        raise wrong("a decision that stands alone", f"decision {host.turn} of an episode")
+    if host.raw is not None and not np.isfinite(host.raw).all():
+        raise wrong("actions that are finite", f"{list(host.raw.shape)} {host.raw.dtype}")
     stages = {spec.name: spec for spec in contract.stages}
     inputs = {spec.name for spec in contract.inputs}
     for stage, epochs in host.lineage.made.items():

@@ -13,7 +13,7 @@ def guided_step_ref(
     wanted: Tensor, other: Tensor, x: Tensor, *, guidance: float, dt: float
 ) -> None:
     """float32 throughout."""
-    velocity = torch.lerp(other.float(), wanted.float(), guidance)
+    velocity = torch.add(other, wanted.float() - other, alpha=guidance)
     x.add_(velocity, alpha=dt)
 
 

@@ -145,6 +145,17 @@ class Processor(Protocol):
         """
 
 
+class HistoryProcessor(Processor, Protocol):
+    """Of a policy whose decisions build on each other.
+
+    What :meth:`Processor.encode` makes of an observation's images is one picture a camera, where
+    the window takes several.
+    """
+
+    def encode_pictures(self, images: Mapping[str, Array | Frame]) -> dict[str, Array]:
+        """Input name -> one picture, of every camera; InputError names what is wrong."""
+
+
 @dataclass(frozen=True)
 class Product:
     """What a stage made, beside what it should have made; both [rows, columns] float32.
@@ -221,10 +232,9 @@ class Policy(Protocol):
     def pack(self, config: Any, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
         """Fill the static buffers from checkpoint tensors."""
 
-    def body(
-        self, config: Any, contract: Contract, stage: str, shape: ShapeKey
-    ) -> Callable[[Lane, Mapping[str, Tensor]], None]:
-        """The body of a stage for one shape."""
+    #: The body of a stage, by configuration, contract, name of the stage and shape; where the
+    #: contract has a history, for one of its variants, a number behind.
+    body: Callable[..., Callable[[Lane, Mapping[str, Tensor]], None]]
 
     def processor(self, config: Any, options: ProcessorOptions) -> Processor:
         """Host-side transforms; OptionError when the options do not fit the policy."""
