@@ -106,6 +106,8 @@ def calibrate_command(options: LoadOptions) -> str:
             words += [f"--{name.replace('_', '-')}", str(value)]
     if options.extra.get("state_in_prompt") is False:
         words.append("--no-state-in-prompt")
+    if "embodiment" in options.extra:
+        words += ["--embodiment", str(options.extra["embodiment"])]
     if options.prompt_buckets:
         words += ["--prompt-buckets", ",".join(map(str, options.prompt_buckets))]
     if options.views is not None:

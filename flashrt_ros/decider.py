@@ -183,10 +183,12 @@ class Decider:
         self._outlet.chunk(chunk)
         marks = replace(marks, published=time.perf_counter_ns())
         age = chunk.observation_age
+        took = dict(decision.stage_ms)
+        action_ms = took.pop("action", 0.0)
         timing = Timing(
             ingest_ms=_ms(marks.ingested - marks.start),
-            context_ms=decision.stage_ms.get("context", 0.0),
-            action_ms=decision.stage_ms.get("action", 0.0),
+            context_ms=sum(took.values()),
+            action_ms=action_ms,
             publish_ms=_ms(marks.published - marks.decided),
             total_ms=_ms(marks.published - marks.start),
             observation_age_ms=age.sec * 1e3 + age.nanosec * 1e-6,

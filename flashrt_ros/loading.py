@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flashrt_core.errors import OptionError
 from flashrt_core.load import LoadOptions
@@ -96,6 +97,12 @@ def _path(text: str) -> Path | None:
     return Path(local_place(text)) if text else None
 
 
+def _extra(config: NodeConfig) -> dict[str, Any]:
+    """Values of the policy's configuration that not every policy has."""
+    given: dict[str, Any] = {} if config.state_in_prompt else {"state_in_prompt": False}
+    return given if config.embodiment < 0 else {**given, "embodiment": config.embodiment}
+
+
 def load_options(config: NodeConfig) -> LoadOptions:
     """What to load for a node configuration. Zero and "" mean "the policy's own"."""
     return LoadOptions(
@@ -115,7 +122,7 @@ def load_options(config: NodeConfig) -> LoadOptions:
         if config.action_relative
         else None,
         numerics=config.numerics,
-        extra={} if config.state_in_prompt else {"state_in_prompt": False},
+        extra=_extra(config),
         horizon=config.horizon or None,
         steps=config.steps or None,
         prompt_buckets=config.prompt_buckets or None,

@@ -32,8 +32,9 @@ Views = Annotated[
 ]
 Dims = Annotated[int | None, option("Numbers of the robot; the checkpoint's, else 7.", 0)]
 Stats = Annotated[Path | None, option("Statistics instead of the checkpoint's.")]
-Tokenizer = Annotated[Path | None, option("SentencePiece model file.")]
+Tokenizer = Annotated[Path | None, option("SentencePiece model, or tokenizer.json.")]
 InPrompt = Annotated[bool, option("The checkpoint reads the state from the prompt.")]
+Embodiment = Annotated[int | None, option("Slot of the robot, for a policy with several.", 0)]
 Size = Annotated[int | None, option("Instead of the checkpoint's or preset's.", 1)]
 Buckets = Annotated[str, option("Prompt lengths, separated by commas, instead of the preset's.")]
 CameraBytes = Annotated[int, option("Room for a raw image that the device resizes; 0: none.", 0)]
@@ -56,6 +57,7 @@ def plan_options(
     norm_stats: Stats = None,
     tokenizer: Tokenizer = None,
     state_in_prompt: InPrompt = True,
+    embodiment: Embodiment = None,
     horizon: Size = None,
     steps: Size = None,
     prompt_buckets: Buckets = "",
@@ -79,7 +81,8 @@ def plan_options(
         action_dim=action_dim,
         norm_stats=norm_stats,
         tokenizer=tokenizer,
-        extra={} if state_in_prompt else {"state_in_prompt": False},
+        extra=({} if state_in_prompt else {"state_in_prompt": False})
+        | ({} if embodiment is None else {"embodiment": embodiment}),
         horizon=horizon,
         steps=steps,
         prompt_buckets=_whole_numbers(prompt_buckets) or None,

@@ -102,6 +102,8 @@ def _of_plan(plan: LoadOptions) -> dict[str, Any]:
         given["prompt_buckets"] = list(plan.prompt_buckets)
     if plan.extra.get("state_in_prompt") is False:
         given["state_in_prompt"] = False
+    if "embodiment" in plan.extra:
+        given["embodiment"] = plan.extra["embodiment"]
     return given
 
 

@@ -63,6 +63,7 @@ class NodeConfig:
     norm_stats: str
     tokenizer: str
     state_in_prompt: bool
+    embodiment: int
     cameras: tuple[CameraConfig, ...]
     joints_topic: str
     joints_names: tuple[str, ...]

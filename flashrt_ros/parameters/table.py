@@ -18,8 +18,8 @@ _GROUP = "camera.<key>."
 TABLE: tuple[Param, ...] = (
     Param("policy", "string", "pi05", "Policy to run, by registry name."),
     Param("preset", "string", "tiny", "Sizes of the policy: a preset that it declares."),
-    Param("checkpoint", "string", "random:0", "Weights: a checkpoint folder of openpi or LeRobot"
-          " (or its safetensors file alone), or `random:<seed>`. Here,"
+    Param("checkpoint", "string", "random:0", "Weights: a checkpoint folder of openpi, NVIDIA or"
+          " LeRobot (or its safetensors file alone), or `random:<seed>`. Here,"
           " and in `calibration`, `norm_stats` and `tokenizer`, `package://<package>/<path>` is a"
           " place in a ROS package's share."),
     Param("numerics", "string", "", "Whose roundings and conventions to follow (docs/numerics.md):"
@@ -68,12 +68,15 @@ TABLE: tuple[Param, ...] = (
         " the host resizes. 0: the host does it always, which is faster on `cpu`.",
         unit="bytes", bounds=(0, 1 << 28),
     ),
-    Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json); empty:"
-          " those of the checkpoint."),
-    Param("tokenizer", "string", "", "Text encoding (SentencePiece model file); empty: the one in"
-          " the checkpoint's folder, for random weights a small one that ships."),
+    Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json, NVIDIA's"
+          " statistics.json); empty: those of the checkpoint."),
+    Param("tokenizer", "string", "", "Text encoding (SentencePiece model, or tokenizer.json);"
+          " empty: the one in the checkpoint's folder, for random weights a small one that ships."),
     Param("state_in_prompt", "bool", True, "The policy reads the robot's state from its prompt;"
           " false for a checkpoint that was trained without it."),
+    Param("embodiment", "int", -1, "Slot of the network's projections that this robot has, for a"
+          " policy with several; -1: the checkpoint's only one, else the preset's.",
+          bounds=(-1, 1023)),
     Param("cameras", "string[]", (), "Keys of the cameras; each names a group `camera.<key>`."),
     Param(_GROUP + "topic", "string", "", "Image topic, by the name of its raw images. Must be"
           " set."),

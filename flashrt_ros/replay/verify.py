@@ -58,7 +58,8 @@ def capsule_bit_exact(session: Session, seen: Sequence[Observation]) -> bool:
     first, *others = seen
     noise = noise_for(0, 0, session.contract.input(NOISE).shape)
     session.observe(first)
-    session.run("context")
+    for stage in session.contract.decision_stages[:-1]:
+        session.run(stage.name)
     session.snapshot(_CAPSULE)
     before = session.act(noise=noise).raw.tobytes()
     overwritten = {session.decide(each, noise=noise).raw.tobytes() for each in others}

@@ -90,11 +90,10 @@ CASES = (
 )
 
 
-def config(case: Case) -> GrootConfig:
+def config(case: Case, **changes: Any) -> GrootConfig:
     """Our configuration of a case."""
-    return make_config(
-        "base", **SIZES, embodiment=case.embodiment, steps=case.steps, numerics=case.numerics
-    )
+    own = {"embodiment": case.embodiment, "steps": case.steps, "numerics": case.numerics}
+    return make_config("base", **SIZES, **(own | changes))
 
 
 class Formulas:

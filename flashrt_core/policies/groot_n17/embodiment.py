@@ -154,25 +154,9 @@ def read_embodiment(
     names = ("q01", "q99") if percentiles else ("min", "max")
     spans = _Spans(stats, where)
     states = [spans.read("state", group, names) for group in state_groups]
-    offsets = dict(
-        zip(state_groups, np.cumsum([0, *(low.size for low, _ in states)]), strict=False)
-    )
-    configs = field_of(action, "action_configs", OBJECTS, where, [{}] * len(action_groups))
-    parts, mask, bases = [], [], []
-    for group, config in zip(action_groups, configs, strict=True):
-        moved = relative and _word(config.get("rep")) == "relative"
-        part = spans.read(
-            "relative_action" if moved else "action", group, ("min", "max") if moved else names
-        )
-        width = part[0].shape[-1]
-        parts.append(part)
-        mask += [moved] * width
-        if moved:
-            bases += _bases(config, group, width, offsets, where)
-    deltas = action.get("delta_indices") or []
-    video = field_of(modality, "video", OBJECT, where, {})
-    if len(video.get("delta_indices") or [0]) != 1:
-        raise WeightsError(f"video of {where}", expected="one frame a camera", got=shown(video))
+    ends = np.cumsum([0, *(low.size for low, _ in states)]).tolist()
+    offsets = dict(zip(state_groups, ends, strict=False))
+    parts, mask, bases = _actions(spans, action, names, offsets, relative=relative)
     place = _gripper(name, action_groups, parts) if gripper in (None, True) else None
     return Embodiment(
         name,
@@ -181,20 +165,58 @@ def read_embodiment(
         actions=_joined(parts, clip, where, place),
         relative=tuple(mask) if any(mask) else (),
         bases=tuple(bases),
-        rows=len(deltas) or None,
-        cameras=tuple(field_of(video, "modality_keys", TEXTS, where, [])),
+        rows=len(action.get("delta_indices") or []) or None,
+        cameras=_cameras(field_of(modality, "video", OBJECT, where, {}), where),
     )
+
+
+def _actions(
+    spans: _Spans,
+    action: Mapping[str, Any],
+    names: tuple[str, str],
+    offsets: Mapping[str, int],
+    *,
+    relative: bool,
+) -> tuple[list[tuple[Array, Array]], list[bool], list[int]]:
+    """Ranges of the groups; for each number whether it is relative; what the relative ones add to.
+
+    Where an action is relative its range is that of the extremes, whatever the others' is.
+    """
+    groups = field_of(action, "modality_keys", TEXTS, spans.where)
+    configs = field_of(action, "action_configs", OBJECTS, spans.where, [{}] * len(groups))
+    if len(configs) != len(groups):
+        raise WeightsError(
+            f"action_configs of {spans.where}",
+            expected=f"{len(groups)}, one a group",
+            got=len(configs),
+        )
+    parts, mask, bases = [], [], []
+    for group, config in zip(groups, configs, strict=True):
+        moved = relative and _word(config.get("rep")) == "relative"
+        part = ("relative_action", group, ("min", "max")) if moved else ("action", group, names)
+        parts.append(spans.read(*part))
+        width = parts[-1][0].shape[-1]
+        mask += [moved] * width
+        bases += _bases(config, group, width, offsets, spans.where) if moved else []
+    return parts, mask, bases
+
+
+def _cameras(video: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Names of the cameras; WeightsError where the network sees more than one frame of them."""
+    if len(video.get("delta_indices") or [0]) != 1:
+        raise WeightsError(f"video of {where}", expected="one frame a camera", got=shown(video))
+    return tuple(field_of(video, "modality_keys", TEXTS, where, []))
 
 
 class _Spans:
     """Statistics of groups."""
 
     def __init__(self, stats: Mapping[str, Any], where: str) -> None:
-        self._stats, self._where = stats, where
+        self._stats, self.where = stats, where
 
     def read(self, part: str, group: str, names: Sequence[str]) -> tuple[Array, Array]:
         """[dims] or [rows, dims] of the two statistics of a group."""
-        place = f"statistics of {self._where}, {part}.{group}"
+        place = f"statistics of {self.where}, {part}.{group}"
         owner = field_of(self._stats, part, OBJECT, place, {})
         own = field_of(owner, group, OBJECT, place)
         found = []

@@ -68,8 +68,7 @@ class Pi05Processor(RobotSide):
                 expected=f"at most {config.vocab} pieces, rows of the embedding table",
                 got=tokenizer.vocab,
             )
-        numerics = config.numerics
-        truncate = numerics.overlong_prompt == "truncate"
+        numerics, truncate = config.numerics, config.numerics.overlong_prompt == "truncate"
         self._padding: tuple[int, ...] = ()
         if numerics.state_text == "padded":
             self._padding = (*discretise(np.zeros(max(0, config.action_dim - state_dim))),)
@@ -104,9 +103,9 @@ class Pi05Processor(RobotSide):
             details.relative if options.delta_actions is None else options.delta_actions,
             state_needed=config.state_in_prompt,
         )
-        read = config.state_in_prompt
+        read = normalised(state_dim, self._state_stats)
         self.identity: Mapping[str, str] = {
-            "state": normalised(state_dim, self._state_stats) if read else "not read",
+            "state": read if config.state_in_prompt else "not read",
             **self.action_identity,
             "tokenizer": tokenizer.digest,
         }

@@ -8,6 +8,7 @@ import torch
 from flashrt_core.contract import ContractError, Role
 from flashrt_core.policies.pi05 import POLICY
 
+from ..pipeline import count_ops
 from .harness import TWO, VIEWS, Case, Pipeline, make_case, same_bits, spread, worst
 
 TINY = POLICY.config("tiny")
@@ -88,37 +89,12 @@ def test_op_counts() -> None:
     """Five ops an expert layer, eight a trunk layer and three for its last."""
     for name in ("tiny", "base"):
         config = POLICY.config(name)
-        counts = count_ops(name)
+        counts = {stage: len(ops) for stage, ops in count_ops(POLICY, name, TWO).items()}
         layers, steps = config.expert.depth, config.steps
         assert counts["prompt"] == 3
         assert counts["context"] == 2 + 1 + 7 * config.vision.depth + 2 + 1 + 8 * (layers - 1) + 3
         assert counts["action"] == steps * (5 * layers + 2)
     assert sum(counts[stage] for stage in ("context", "action")) <= 1400
-
-
-def count_ops(preset: str) -> dict[str, int]:
-    """Ops each stage issues; the buffers are on the meta device, so that base takes no memory."""
-    config = POLICY.config(preset)
-    shapes = POLICY.shapes(config, 2)
-    contract = POLICY.contract(config, shapes, TWO, "bf16")
-    buffers = {
-        spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.value), device="meta")
-        for spec in contract.buffers
-    }
-
-    class Counter:
-        def __init__(self) -> None:
-            self.names: list[str] = []
-
-        def issue(self, op, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
-            self.names.append(op.name)
-
-    counts = {}
-    for stage in contract.stages:
-        counter = Counter()
-        POLICY.body(config, contract, stage.name, shapes[0])(counter, buffers)
-        counts[stage.name] = len(counter.names)
-    return counts
 
 
 def test_unknown_stage() -> None:
