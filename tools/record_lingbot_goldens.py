@@ -76,8 +76,7 @@ def build(case: parity.Case) -> Any:
         load_weights(vae.quant_conv, "vae.quant_conv.", weights)
     names = ("streaming_vae", "streaming_vae_half")
     streams = {
-        name: modeling.WanVAEStreamingWrapper(vae)
-        for name, vae in zip(names, vaes, strict=False)
+        name: modeling.WanVAEStreamingWrapper(vae) for name, vae in zip(names, vaes, strict=False)
     }
     policy._frozen = {"vae": vaes[0], **streams}
     policy.reset()

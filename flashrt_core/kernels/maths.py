@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .quantised import E4M3, quantise, rescaled
+from .quantised import E4M3, four_bit_values, quantise, rescaled
 
 Activation = Literal["none", "gelu_tanh", "gelu", "silu", "relu"]
 Gate = Literal["gelu_tanh", "silu"]
@@ -42,8 +42,11 @@ def matmul(
     """x [M, K] times weight [N, K] transposed, float32 accumulation and result.
 
     With scales the product is of the stored numbers, and multiplied by them at the end; a wide
-    ``x`` with ``x_scale`` is quantised first.
+    ``x`` with ``x_scale`` is quantised first. Weights of four bits are what their runs' scales make
+    of them, rounded to the format of ``x``, which is what a kernel multiplies.
     """
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        return F.linear(x.float(), four_bit_values(weight, weight_scale).to(x.dtype).float())
     if x_scale is not None and x.dtype is not E4M3:
         x = quantise(x, x_scale)
     return rescaled(F.linear(x.float(), weight.float()), x_scale, weight_scale)
