@@ -10,7 +10,6 @@ interface drives it, and everything here that would touch their state is refused
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from .c_interface.export import Lent, Returned
 from .capsule.state import HostState, slot_specs
 from .capsule.store import CapsuleStore
-from .contract import Contract, ShapeKey, StageSpec
+from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
 from .errors import (
     ContractError,
@@ -29,23 +28,11 @@ from .errors import (
     SessionLimitError,
     ShapeKeyError,
 )
-from .fingerprint import Fingerprint
-from .policies.base import Processor
+from .plan import Plan
 from .session import SEEDS, Session
 from .text import check_text
 from .whole_numbers import whole_number
-from .working_set import MakeBody, Traffic, WorkingSet, set_buffers, set_specs
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a policy contributes to an engine."""
-
-    contract: Contract
-    fingerprint: Fingerprint
-    processor: Processor
-    body: MakeBody  # stage name, shape (and variant of a history) -> its body over ops
-    pack: Callable[[dict[str, Tensor]], None]  # fills the static buffers
+from .working_set import Traffic, WorkingSet, set_buffers, set_specs
 
 
 class Engine:

@@ -9,9 +9,9 @@ import numpy as np
 
 from .capsule.state import HostState
 from .contract import Contract, HistorySpec
-from .errors import CapsuleError, InputError
+from .errors import CapsuleError, InputError, SessionError, StaleStateError
 from .images import Frame
-from .policies.base import HistoryProcessor, Processor, as_array
+from .policies.base import HistoryProcessor, Observation, Processor, as_array
 
 Array = np.ndarray[Any, Any]
 
@@ -63,10 +63,43 @@ class Past:
                 remedy="do it right after a decision",
             )
 
+    def check_decide(
+        self, observation: Observation | None, host: HostState, made: bool, session: str
+    ) -> None:
+        """Where decisions build on each other: the last one is there, and this one has a picture.
+
+        ``made``: whether what the last decision left can be trusted. InputError or StaleStateError.
+        """
+        if self._contract.history is None:
+            return
+        if observation is None:
+            raise InputError(
+                "observation", expected="what is seen where the chunk ends", got="none"
+            )
+        if host.turn and not made:
+            raise StaleStateError(
+                f"session {session!r}",
+                expected="what its last decision left",
+                got="nothing that can be trusted, after a failure",
+                remedy="restore a capsule, or restart() for a new episode",
+            )
+
+    def check_alone(self, what: str) -> None:
+        """SessionError about ``what`` where decisions build on each other."""
+        if self._contract.history is not None:
+            raise SessionError(
+                what,
+                expected="a policy whose decisions stand alone",
+                got=f"{self._contract.policy!r}, which has a history",
+                remedy="decide()",
+            )
+
     def windows(
         self, values: Mapping[str, Array], host: HostState, executed: Array | None
     ) -> dict[str, Array]:
         """The windows of a decision: pictures joined, and the chunk that was executed.
+
+        Where decisions stand alone, they are ``values``.
 
         Args:
             values: as encoded from the observation: one picture where the window takes several.
@@ -78,6 +111,8 @@ class Past:
         """
         history = self._contract.history
         if history is None:
+            if executed is not None:
+                raise InputError("executed rows", expected="none: decisions stand alone", got=1)
             return dict(values)
         expected = history.pictures[history.variant(host.turn)]
         if len(self._seen) + 1 != expected:

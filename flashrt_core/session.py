@@ -8,7 +8,8 @@ one thread drives an engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from torch import Tensor
 from .c_interface.export import Export
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
-from .drawing import NOISE, SEEDS, checked_value, drawn, noise_for, noise_inputs
-from .errors import InputError, NumericsError, SessionError, ShapeKeyError, StaleStateError
+from .decision import Decision, check_finite
+from .drawing import NOISE, SEEDS, Noise, NoiseInputs, checked_value, noise_for
+from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
 from .guidance import Guide, Previous
@@ -34,31 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
 
 Array = np.ndarray[Any, Any]
-#: Of a decision: that of the input ``noise``, or of several inputs by name.
-Noise = Array | Mapping[str, Array]
 
 #: The output that a generative policy's contract must have.
 ACTIONS = "actions"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The result of one action stage.
-
-    Attributes:
-        index: number of the decision in its session; with the seed it determines the noise.
-        actions: [horizon, action_dim] float32, robot units; of a first decision that builds a
-            history perhaps fewer rows, those that are to be executed.
-        raw: [horizon, padded action dim] float32, as the network gave it.
-        stage_ms: milliseconds of each stage that ran.
-        stamp_ns: stamp of the observation the retained context was made from.
-    """
-
-    index: int
-    actions: Array
-    raw: Array
-    stage_ms: dict[str, float]
-    stamp_ns: int
 
 
 class Session:
@@ -71,7 +51,7 @@ class Session:
         self._host = host
         self._guide = Guide(engine.contract, engine.processor)
         self._past = Past(engine.contract, engine.processor)
-        self._noise_inputs = noise_inputs(engine.contract)
+        self._noise = NoiseInputs(engine.contract)
 
     @property
     def contract(self) -> Contract:
@@ -163,10 +143,7 @@ class Session:
             )
         stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
         values = self.processor.encode(observation, self._host.prompt)
-        if self.contract.history is not None:
-            values = self._past.windows(values, self._host, executed)
-        elif executed is not None:
-            raise InputError("executed rows", expected="none: decisions stand alone", got="some")
+        values = self._past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
         self._write(self._checked(values), shape)
@@ -211,7 +188,7 @@ class Session:
         """
         spec = self.contract.stage(stage)
         if not spec.transform:
-            self._check_alone(f"stage {stage!r} by itself")
+            self._past.check_alone(f"stage {stage!r} by itself")
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
         return self.engine.replay(self, (spec,), self._shape())
@@ -238,7 +215,8 @@ class Session:
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
         previous = self._guide.checked(previous)
-        self._check_history(observation)
+        made = self.ledger.is_made(self.contract.decision_stages[-1].name)
+        self._past.check_decide(observation, self._host, made, self.name)
         if observation is not None:
             self.observe(observation, executed=executed)
         self.engine.admit(self)
@@ -268,7 +246,7 @@ class Session:
 
         SessionError in a policy with a history, whose stages change what they read.
         """
-        self._check_alone("the last stage alone")
+        self._past.check_alone("the last stage alone")
         previous = self._guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
@@ -372,32 +350,6 @@ class Session:
         kept = {name: frozen(values[name]) for name in names}
         self._host = replace(self._host, staged={**others, **kept})
 
-    def _check_history(self, observation: Observation | None) -> None:
-        """Where decisions build on each other: the last one is there, and this one has a picture."""
-        if self.contract.history is None:
-            return
-        if observation is None:
-            raise InputError(
-                "observation", expected="what is seen where the chunk ends", got="none"
-            )
-        last = self.contract.decision_stages[-1]
-        if self._host.turn and not self.ledger.is_made(last.name):
-            raise StaleStateError(
-                f"session {self.name!r}",
-                expected="what its last decision left",
-                got="nothing that can be trusted, after a failure",
-                remedy="restore a capsule, or restart() for a new episode",
-            )
-
-    def _check_alone(self, what: str) -> None:
-        if self.contract.history is not None:
-            raise SessionError(
-                what,
-                expected="a policy whose decisions stand alone",
-                got=f"{self.contract.policy!r}, which has a history",
-                remedy="decide()",
-            )
-
     def _replay_last(self, stages: tuple[StageSpec, ...], variant: int = 0) -> dict[str, float]:
         """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""
         return self.engine.replay(
@@ -406,25 +358,12 @@ class Session:
             self._shape(),
             variant=variant,
             outputs=(self.contract.output(ACTIONS).buffer,),
-            meanwhile=lambda: self._drawn(self._host.decisions + 1),
+            meanwhile=partial(self._noise.drawn, self._host.seed, self._host.decisions + 1),
         )
 
-    def _drawn(self, index: int) -> dict[str, Array]:
-        seed = self._host.seed
-        return {
-            spec.name: drawn(seed, index, spec.shape, stream)
-            for stream, spec in enumerate(self._noise_inputs)
-        }
-
     def _write_noise(self, noise: Noise | None) -> None:
-        given = noise if isinstance(noise, Mapping) else {} if noise is None else {NOISE: noise}
-        unknown = set(given) - {spec.name for spec in self._noise_inputs}
-        if unknown:
-            names = [spec.name for spec in self._noise_inputs]
-            raise InputError("noise", expected=f"arrays of {names}", got=sorted(unknown, key=str))
-        own = {} if len(given) == len(self._noise_inputs) else self._drawn(self._host.decisions)
-        for spec in self._noise_inputs:
-            self._fill(spec, checked_value(spec, {**own, **given}[spec.name]))
+        for spec, value in self._noise.values(noise, self._host.seed, self._host.decisions):
+            self._fill(spec, value)
 
     def _write_guidance(self, previous: Previous | None) -> None:
         """Every decision says anew what guides it: what guided the last one is past."""
@@ -433,14 +372,7 @@ class Session:
 
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
-        if not np.isfinite(raw).all():
-            row, column = np.argwhere(~np.isfinite(raw))[0]
-            raise NumericsError(
-                f"actions of session {self.name!r}",
-                expected="finite values",
-                got=f"{raw[row, column]} at row {row}, dimension {column}",
-                remedy="check the weights and the precision plan",
-            )
+        check_finite(raw, self.name)
         host, history = self._host, self.contract.history
         # With its lineage: a snapshot that follows has nothing left to put together.
         self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())

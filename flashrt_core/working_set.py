@@ -131,6 +131,7 @@ def _capture(
         )
 
     whole = contract.decision_stages
+    groups: list[tuple[tuple[StageSpec, ...], int]]
     groups = [((stage,), 0) for stage in contract.stages]
     if contract.history is not None:
         groups += [((stage,), v) for stage in whole for v in range(1, contract.variants)]

@@ -129,7 +129,10 @@ def episode(case: parity.Case) -> Arrays:
     for chunk in range(case.chunks):
         seen = [torch.from_numpy(video).permute(0, 3, 1, 2) for video in parity.frames(case, chunk)]
         raw = [
-            {key: video[index : index + 1].float() / 255.0 for key, video in zip(cameras, seen)}
+            {
+                key: video[index : index + 1].float() / 255.0
+                for key, video in zip(cameras, seen, strict=True)
+            }
             for index in range(len(seen[0]))
         ]
         latents, actions = map(torch.from_numpy, parity.noise(case, chunk))

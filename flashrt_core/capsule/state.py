@@ -144,7 +144,8 @@ class RegionCopier(SlotCopier):
     """Moves the regions of one shape between working buffers and a slot.
 
     Where everything lies is known at configure, so every copy is planned then: one for each shape,
-    age of a history, slot and direction. A shape's regions are its bucket's rows, which do not depend on the prompt.
+    age of a history, slot and direction. A shape's regions are its bucket's rows, which do not
+    depend on the prompt.
 
     Args:
         device: plans the copies.

@@ -1,9 +1,9 @@
 """What every low-bit reference does to a number, and how weights come to their scales.
 
 E4M3 holds q = rne(clamp(x / scale, +-448)): 3 bits behind the leading one, full precision down to
-2^-6, then even steps of 2^-9. int8, for weights alone, holds rne(x / scale) in +-127. Four bits, for weights alone too, hold
-rne(x / scale) + 8 in 0..15, the even column of a pair in the low half of a byte; each run of a row
-has a scale.
+2^-6, then even steps of 2^-9. int8, for weights alone, holds rne(x / scale) in +-127. Four bits,
+for weights too, hold rne(x / scale) + 8 in 0..15, the even column of a pair in the low half of a
+byte; each run of a row has a scale.
 """
 
 from __future__ import annotations

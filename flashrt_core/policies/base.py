@@ -176,16 +176,17 @@ class Qualifier(Protocol):
         self,
         read: Callable[[str], Array],
         values: Mapping[str, Array],
-        noise: Array,
+        noise: Any,
         actions: Array,
     ) -> list[Product]:
         """The products of one decision, in stage order.
 
         ``read`` gives a buffer by name as it is after the decision, ``values`` are the windows it
-        was made from, ``noise`` and raw ``actions`` those of the decision.
+        was made from, raw ``actions`` those of the decision, ``noise`` its noise: [H, A] float32,
+        or arrays by input where several take some. With a history it is an episode's first one.
         """
 
-    def actions(self, values: Mapping[str, Array], noise: Array) -> Array:
+    def actions(self, values: Mapping[str, Array], noise: Any) -> Array:
         """The raw actions [H, padded action dim] float32 alone, of windows and noise."""
 
 
@@ -232,9 +233,12 @@ class Policy(Protocol):
     def pack(self, config: Any, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
         """Fill the static buffers from checkpoint tensors."""
 
-    #: The body of a stage, by configuration, contract, name of the stage and shape; where the
-    #: contract has a history, for one of its variants, a number behind.
-    body: Callable[..., Callable[[Lane, Mapping[str, Tensor]], None]]
+    @property
+    def body(self) -> Callable[..., Callable[[Lane, Mapping[str, Tensor]], None]]:
+        """A method that makes the body of a stage, of configuration, contract, name and shape.
+
+        Where the contract has a history it takes the number of a variant, too.
+        """
 
     def processor(self, config: Any, options: ProcessorOptions) -> Processor:
         """Host-side transforms; OptionError when the options do not fit the policy."""

@@ -49,7 +49,7 @@ def fill(
     rows: slice = slice(None),
     importance: Tensor | None = None,
 ) -> None:
-    """Writes a buffer, or its layer: rounded, or quantised where it has scales, one, a row or a run.
+    """Writes a buffer, or its layer: rounded, or quantised with scales: one, a row or a run.
 
     ``rows``: of those of a weight without a common scale. ``importance``: [K], how much the columns
     of a weight of four bits count; None: all alike.

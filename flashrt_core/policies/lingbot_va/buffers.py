@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from math import prod
 
 from ...contract import BufferSpec, DType, Role
@@ -53,7 +54,7 @@ def _encoder_buffers(config: LingbotConfig, dtype: DType) -> Iterator[BufferSpec
     for name, width in norms(config).items():
         yield _static(f"vae.{name}_norm", width, doc="gain is 1 + w")
     channels, last = vae.channels, vae.channels[-1]
-    for level, (into, out) in enumerate(zip(channels, channels[1:], strict=False)):
+    for level, (into, out) in enumerate(pairwise(channels)):
         if into != out:
             yield _static(f"vae.{level}.short_weight", out, into, dtype=dtype)
             yield _static(f"vae.{level}.short_bias", out, dtype=dtype)
@@ -65,7 +66,7 @@ def _encoder_buffers(config: LingbotConfig, dtype: DType) -> Iterator[BufferSpec
 def norms(config: LingbotConfig) -> dict[str, int]:
     """Norms of the video encoder: name -> width."""
     vae, found = config.vae, {}
-    for level, (into, out) in enumerate(zip(vae.channels, vae.channels[1:], strict=False)):
+    for level, (into, out) in enumerate(pairwise(vae.channels)):
         for block in range(vae.blocks):
             found[f"{level}.{block}.1"] = out if block else into
             found[f"{level}.{block}.2"] = out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import OptionError, WeightsError
+from ...errors import WeightsError
 from ..base import Deployment
 from ..normalisation import Statistics, read_norm_stats
 

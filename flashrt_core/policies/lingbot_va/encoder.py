@@ -11,6 +11,7 @@ from math import prod
 
 from torch import Tensor
 
+from ...gemm import linear
 from ...kernels.attention import attention
 from ...kernels.conv_frames import conv_frames
 from ...kernels.copy_rows import copy_rows
@@ -19,7 +20,6 @@ from ...kernels.maths import Activation
 from ...kernels.mean_frames import mean_frames
 from ...kernels.op import Lane
 from ...kernels.rms_norm import rms_norm
-from ...gemm import linear
 from .buffers import FLATS
 from .config import LingbotConfig
 from .encoder_layout import Group, groups, kept_sizes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from .config import SPACE, TIME, LingbotConfig
@@ -81,7 +82,7 @@ def _convs(config: LingbotConfig) -> Iterator[Conv]:
     channels, last = vae.channels, vae.channels[-1]
     halvings = len(vae.levels) - 1
     yield Conv("in", f"{root}conv_in", (channels[0], 3, 3, 3, 12), 2, 0)
-    for level, (into, out) in enumerate(zip(channels, channels[1:], strict=False)):
+    for level, (into, out) in enumerate(pairwise(channels)):
         origin = f"{root}down_blocks.{level}."
         for block in range(vae.blocks):
             first = into if block == 0 else out

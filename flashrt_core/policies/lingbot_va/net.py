@@ -142,7 +142,7 @@ class Net:
         self, stream: str, block: int, group: str, parts: list[tuple[slice, Tensor]]
     ) -> None:
         pool, keys = self._buffers["pool"][block], self._prompts * self._capacity
-        found = (pool[index].flatten(0, 1)[:keys] for index in range(2))
+        found = (pool[0].flatten(0, 1)[:keys], pool[1].flatten(0, 1)[:keys])
         self._attend(stream, *found, self._buffers["net_bias"][:keys])
         for part, norm in parts:
             self._gated("out", block, group, part, norm[GATE])
@@ -155,7 +155,7 @@ class Net:
         q, gain = b["net_q"][:rows], b["net.text_q_norm"][block]
         rms_norm(self._lane, q, gain, q, eps=self._config.eps)
         keys = self._prompts * self._keys
-        found = (b[name][block, :keys] for name in ("prompt_k", "prompt_v"))
+        found = (b["prompt_k"][block, :keys], b["prompt_v"][block, :keys])
         self._attend(stream, *found, b["prompt_bias"][:keys])
         out, x = dense(b, group, "text_out", block), b["net_x"][:rows]
         bias = b["net.text_out_bias"][block]

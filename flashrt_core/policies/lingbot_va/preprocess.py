@@ -1,4 +1,4 @@
-"""Host side of LingBot-VA: pictures to their windows, prompt to rows, actions to the robot and back.
+"""Host side of LingBot-VA: pictures to their windows, prompt to rows, actions and back.
 
 Source: LeRobot's processor and policy for LingBot-VA, and the official server's transforms.
 """
@@ -116,7 +116,7 @@ class LingbotProcessor(RobotSide):
         return super().decode(actions[:, self._columns], state)
 
     def encode_actions(self, actions: Array, state: Array | None) -> Array:
-        """The inverse of :meth:`decode`: [n, A] float32, NaN in columns that are not the robot's."""
+        """The inverse of :meth:`decode`: [n, A] float32, NaN in columns of no robot."""
         own = super().encode_actions(actions, state)
         raw = np.full((len(own), self._config.action_dim), np.nan, np.float32)
         raw[:, self._columns] = own

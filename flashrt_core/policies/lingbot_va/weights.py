@@ -7,6 +7,7 @@ writes the first so. The encoder's statistics of a latent are constants of Wan2.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ...tensors import TensorSpec
 from ..packing import dense, layer_norm
@@ -77,7 +78,7 @@ def _vae(config: LingbotConfig) -> Specs:
     vae, root = config.vae, f"{VAE}encoder."
     channels, last = vae.channels, vae.channels[-1]
     yield from _conv(f"{root}conv_in", channels[0], 12, 3, 3)
-    for level, (into, out) in enumerate(zip(channels, channels[1:], strict=False)):
+    for level, (into, out) in enumerate(pairwise(channels)):
         name = f"{root}down_blocks.{level}."
         for block in range(vae.blocks):
             yield from _residual(f"{name}resnets.{block}", into if block == 0 else out, out)
