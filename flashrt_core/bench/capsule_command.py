@@ -14,13 +14,13 @@ from rich.table import Table
 from ..errors import NumericsError, OptionError
 from ..load import LoadOptions
 from ..outputs import check_output
+from ..policies import find_policy
 from .capsules import CapsuleResult, measure
-from .case import Case
+from .case import Case, check_views
 from .latency import check_options
 from .machine import gpu_state, require_idle_gpu
 from .report import CAPSULE_ROWS, describe_run, write_json
 
-CASES = (Case(2, 48, 10),)
 _CPU = "the CPU device: torch's references in this process; these times say nothing of a GPU"
 _MOST_TRIALS = 1_000_000
 
@@ -31,7 +31,7 @@ class CapsuleBenchOptions:
 
     Attributes:
         policy, preset, checkpoint, precision, device: as in LoadOptions.
-        cases: shapes; empty means 2 views, 48 tokens, horizon 10.
+        cases: shapes; empty means the policy's own.
         trials: how often each is timed and compared.
         output: JSON file; None writes none.
     """
@@ -120,7 +120,8 @@ def table(result: dict[str, Any]) -> Table:
 
 def _checked(options: CapsuleBenchOptions) -> CapsuleBenchOptions:
     """The options with what they leave open filled in; what is wrong with them is said now."""
-    for name, known in (("policy", ("pi05",)), ("device", ("cuda", "cpu"))):
+    policy = find_policy(options.policy)
+    for name, known in (("device", ("cuda", "cpu")),):
         if (given := getattr(options, name)) not in known:
             option = f"option {name!r} of bench capsule"
             raise OptionError(option, expected=f"one of {list(known)}", got=repr(given))
@@ -130,10 +131,16 @@ def _checked(options: CapsuleBenchOptions) -> CapsuleBenchOptions:
             expected=f"1 to {_MOST_TRIALS:,}",
             got=options.trials,
         )
-    cases = tuple(dict.fromkeys(options.cases or CASES))
+    own = Case(*policy.measures.capsule_case, steps=policy.measures.steps)
+    cases = tuple(dict.fromkeys(options.cases or (own,)))
+    check_views(cases, policy)
     for case in cases:
         check_options(
-            case, preset=options.preset, checkpoint=options.checkpoint, precision=options.precision
+            case,
+            policy=options.policy,
+            preset=options.preset,
+            checkpoint=options.checkpoint,
+            precision=options.precision,
         )
     output = options.output and check_output("--output", options.output)
     return replace(options, cases=cases, output=output)

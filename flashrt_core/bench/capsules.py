@@ -82,24 +82,23 @@ class CapsuleResult:
 
 
 class StepTables:
-    """What π0.5 tabulates of the denoising steps when weights are packed, to be made again.
+    """What a policy tabulates of the sampler's steps when weights are packed, to be made again.
 
-    Its weights are kept where the table is, so that nothing but the arithmetic is repeated.
+    Their weights are kept where the tables are, so that nothing but the arithmetic is repeated.
     """
 
     def __init__(self, session: Session, options: LoadOptions) -> None:
-        from ..policies.pi05.schedule import norm_names  # the bench knows this policy's tables
-
+        policy = find_policy(options.policy)
         _, self._config = configuration(options)
-        self._table = session.engine.buffers["expert.modulation"]
-        source = open_weights(options.checkpoint, find_policy(options.policy).tensors(self._config))
-        layers = [*(f"{name}.dense" for name in norm_names(self._config))]
-        layers += ["time_mlp_in", "time_mlp_out"]
-        names = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
-        self._kept = {name: source.get(name).float().to(self._table.device) for name in names}
+        self._measures = policy.measures
+        self._tables = {name: session.engine.buffers[name] for name in self._measures.tables}
+        place = next(iter(self._tables.values())).device
+        source = open_weights(options.checkpoint, policy.tensors(self._config))
+        names = self._measures.table_tensors(self._config)
+        self._kept = {name: source.get(name).float().to(place) for name in names}
         self.digest = source.digest
         self.fill()  # as it will be made again: on the device, and not where weights were packed
-        self._first = self._table.clone()
+        self._first = {name: table.clone() for name, table in self._tables.items()}
 
     def names(self) -> list[str]:
         """Of the tensors that it keeps."""
@@ -110,20 +109,24 @@ class StepTables:
         return self._kept[name]
 
     def fill(self) -> None:
-        """Make the table again."""
-        from ..policies.pi05.schedule import fill_modulation
-
+        """Make the tables again."""
         with torch.inference_mode():
-            fill_modulation(self._config, self, self._table)
-        _wait_for_torch(self._table)
+            self._measures.fill_tables(self._config, self, self._tables)
+        self._wait()
 
     def clear(self) -> None:
-        """Leave nothing in the table."""
-        _wait_for_torch(self._table.zero_())
+        """Leave nothing in the tables."""
+        for table in self._tables.values():
+            table.zero_()
+        self._wait()
 
     def is_as_first(self) -> bool:
-        """Whether the table has the bits that it had at the beginning."""
-        return torch.equal(self._table, self._first)
+        """Whether the tables have the bits that they had at the beginning."""
+        return all(torch.equal(table, self._first[name]) for name, table in self._tables.items())
+
+    def _wait(self) -> None:
+        for table in self._tables.values():
+            _wait_for_torch(table)
 
 
 def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import OptionError
+from ..policies.base import Policy
 
-#: Camera slots, in the order in which they are filled.
-SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 _CASE = re.compile("x".join(["0*([1-9][0-9]{0,8})"] * 3), re.ASCII | re.IGNORECASE)
 
 
@@ -39,24 +38,28 @@ class Case:
                 got=repr(text),
             )
         views, tokens, horizon = map(int, match.groups())
-        if views > len(SLOTS):
-            raise OptionError("case", expected=f"at most {len(SLOTS)} views", got=text)
         return cls(views, tokens, horizon)
 
 
-CASES = tuple(
-    Case(views, tokens, horizon)
-    for views in (1, 2, 3)
-    for tokens in (48, 200)
-    for horizon in (10, 50)
-)
-
-
-def parse_cases(text: str) -> tuple[Case, ...]:
+def parse_cases(text: str, steps: int = 10) -> tuple[Case, ...]:
     """Cases separated by commas, each once; none of an empty text. OptionError otherwise."""
     if not text.strip():
         return ()
-    return tuple(dict.fromkeys(Case.parse(part.strip()) for part in text.split(",")))
+    cases = (replace(Case.parse(part.strip()), steps=steps) for part in text.split(","))
+    return tuple(dict.fromkeys(cases))
+
+
+def default_cases(policy: Policy) -> tuple[Case, ...]:
+    """What is measured of a policy when nothing is asked for."""
+    measures = policy.measures
+    return tuple(Case(*case, steps=measures.steps) for case in measures.cases)
+
+
+def check_views(cases: Sequence[Case], policy: Policy) -> None:
+    """OptionError on a case with more views than the policy knows."""
+    for case in cases:
+        if case.views > len(policy.slots):
+            raise OptionError("case", expected=f"at most {len(policy.slots)} views", got=str(case))
 
 
 def percentiles(times: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:

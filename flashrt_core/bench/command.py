@@ -14,18 +14,27 @@ from rich.console import Console
 from ..devices.overlap import DEFAULT, FRONTS, Overlap
 from ..errors import NumericsError, OptionError
 from ..outputs import check_figure, check_output
-from .case import CASES, Case
+from ..policies import find_policy
+from ..policies.base import Policy
+from .case import Case, check_views, default_cases
 from .latency import Bench, CaseResult, check_options
 from .machine import gpu_only, require_idle_gpu
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, peer_lines, table, write_json
 
-_STAGES = ("context", "action")  # of a decision
-#: The ways that a case is measured, the one that counts first.
-_OVERLAPS = {
-    "both": (DEFAULT, "off"),
-    "each": tuple(dict.fromkeys((DEFAULT, "on", "off", *_STAGES, *FRONTS))),
-}
+_WAYS = ("both", "each")  # of overlap: more than one
+
+
+def _ways(overlap: str, policy: Policy) -> tuple[str, ...]:
+    """The ways that a case is measured, the one that counts first."""
+    if overlap == "both":
+        return (DEFAULT, "off")
+    if overlap == "each":
+        classes = (*policy.measures.stages, *FRONTS)
+        return tuple(dict.fromkeys((DEFAULT, "on", "off", *classes)))
+    return (overlap,)
+
+
 _MOST_SAMPLES = 1_000_000
 _INSTEAD = "use flashrt qualify or flashrt demo, which run on the CPU: bench needs a GPU"
 
@@ -37,7 +46,7 @@ class BenchOptions:
     Attributes:
         policy, preset, checkpoint, device: as in LoadOptions.
         precision: plans, separated by commas, measured one behind the other.
-        cases: shapes; empty means all of 1, 2, 3 views x 48, 200 tokens x horizon 10, 50.
+        cases: shapes; empty means the policy's own.
         samples: decisions that are timed, each on an observation other than the last.
         overlap: "on", "off", or classes of boundaries as :meth:`Overlap.parse` reads them; "both"
             measures every case as plans run and without overlap, "each" everywhere and every class
@@ -89,7 +98,12 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     with gpu_only(_INSTEAD):
         require_idle_gpu()
         for precision in _plans(options):
-            bench = Bench(preset=options.preset, checkpoint=options.checkpoint, precision=precision)
+            bench = Bench(
+                policy=options.policy,
+                preset=options.preset,
+                checkpoint=options.checkpoint,
+                precision=precision,
+            )
             try:
                 lines += _measure(bench, replace(options, precision=precision), cases)
             finally:
@@ -105,7 +119,7 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     if options.output is not None:
         write_json(result, options.output)
     if options.figure is not None:
-        draw(result, options.figure)
+        draw(result, options.figure, find_policy(options.policy).measures.title)
     if qualified and not known:  # not before the file is there: measuring took minutes
         raise _error(
             "fidelity",
@@ -139,7 +153,6 @@ def _checked(options: BenchOptions) -> BenchOptions:
     Neither a device nor a file of weights has been opened, and nothing measured.
     """
     for name, known, remedy in (
-        ("policy", ("pi05",), None),
         ("device", ("cuda",), _INSTEAD),
         ("peer", ("", "lerobot"), None),
     ):
@@ -148,8 +161,10 @@ def _checked(options: BenchOptions) -> BenchOptions:
             raise _error(name, expected=expected, got=repr(given), remedy=remedy)
     if not 1 <= options.samples <= _MOST_SAMPLES:
         raise _error("samples", expected=f"1 to {_MOST_SAMPLES:,}", got=options.samples)
+    policy = find_policy(options.policy)
     _check_overlap(options)
-    cases = tuple(dict.fromkeys(options.cases or CASES))
+    cases = tuple(dict.fromkeys(options.cases or default_cases(policy)))
+    check_views(cases, policy)
     for name in ("peer_cases", "overlap_cases"):
         if unknown := [case for case in getattr(options, name) if case not in cases]:
             got = ", ".join(map(str, unknown))
@@ -159,7 +174,11 @@ def _checked(options: BenchOptions) -> BenchOptions:
         # Preset, precision, checkpoint and sizes, as loading would refuse them.
         for precision in _plans(options):
             check_options(
-                case, preset=options.preset, checkpoint=options.checkpoint, precision=precision
+                case,
+                policy=options.policy,
+                preset=options.preset,
+                checkpoint=options.checkpoint,
+                precision=precision,
             )
     changed: dict[str, Any] = {"cases": cases}
     if options.output is not None:
@@ -176,15 +195,16 @@ def _error(name: str, **details: Any) -> OptionError:
 
 
 def _check_overlap(options: BenchOptions) -> None:
-    if options.overlap not in _OVERLAPS:
+    stages = find_policy(options.policy).measures.stages
+    if options.overlap not in _WAYS:
         try:
-            known = (Overlap.parse(options.overlap).stages or frozenset()) <= set(_STAGES)
+            known = (Overlap.parse(options.overlap).stages or frozenset()) <= set(stages)
         except OptionError:
             known = False
         if not known:
             raise _error(
                 "overlap",
-                expected=f"on, off, both, each, or of {', '.join((*_STAGES, *FRONTS))} joined by +",
+                expected=f"on, off, both, each, or of {', '.join((*stages, *FRONTS))} joined by +",
                 got=repr(options.overlap),
             )
         if options.overlap_cases:
@@ -204,11 +224,11 @@ def _check_peer(options: BenchOptions) -> None:
     check_paths(options.peer_paths or PATHS)
     if options.preset != "base":
         raise _error("preset", expected="'base', the peer's sizes", got=repr(options.preset))
-    require_lerobot()  # said before minutes are spent
+    require_lerobot(options.policy)  # said before minutes are spent
 
 
 def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    first, *others = _OVERLAPS.get(options.overlap, (options.overlap,))
+    first, *others = _ways(options.overlap, find_policy(options.policy))
     found = list(bench.run(cases, options.samples, overlap=first, traced=options.trace))
     lines = [result.to_json(options.precision) | {"overlap": first} for result in found]
     chosen = [
@@ -244,7 +264,7 @@ def _add_peers(options: BenchOptions, result: dict[str, Any], console: Console) 
         for case, line in chosen:
             rows = line.setdefault("peers", [])
             _keep(options, result, missing)
-            for row in run_peer(case, options.samples, paths):
+            for row in run_peer(case, options.samples, paths, options.policy):
                 rows.append(with_ratios(row, line))
                 missing.remove({"case": str(case), "path": row["path"]})
                 _keep(options, result, missing)

@@ -23,9 +23,10 @@ from ..engine import Plan
 from ..errors import OptionError
 from ..fingerprint import Fingerprint
 from ..load import LoadOptions, configuration, make_plan, precision_of, start
+from ..policies import find_policy
 from ..session import Session
 from ..weights import checkpoint_path, open_weights
-from .case import SLOTS, Case, percentiles
+from .case import Case, percentiles
 from .layers import LayerTrace, layer_traces
 from .machine import gpu_state
 from .roofline import CEILINGS, floor_ms
@@ -86,17 +87,19 @@ class Bench:
     first case is the one with the most prefix rows.
 
     Args:
-        preset, checkpoint, precision: as in LoadOptions.
+        policy, preset, checkpoint, precision: as in LoadOptions.
 
     Attributes:
         library: digest of the kernels that ran; None before the first case.
         gpu: what nvidia-smi tells, read right behind the timed decisions of the latest case.
     """
 
-    def __init__(self, *, preset: str, checkpoint: str, precision: str) -> None:
+    def __init__(
+        self, *, preset: str, checkpoint: str, precision: str, policy: str = "pi05"
+    ) -> None:
         self.library: str | None = None
         self.gpu: dict[str, str] = {}
-        self._options = _plan(preset, checkpoint, precision)
+        self._options = _plan(policy, preset, checkpoint, precision)
         self._packed: Session | None = None
 
     def run(
@@ -109,7 +112,7 @@ class Bench:
                 result = _measure(session, case, samples, self._options)
                 self.gpu = gpu_state()
                 if traced:
-                    _add_trace(result, session, self._options.preset)
+                    _add_trace(result, session, shaped(self._options, case))
                 yield result
             finally:
                 if session is not self._packed:
@@ -129,7 +132,9 @@ class Bench:
             plan = make_plan(options, device)
             packed = self._packed
             if packed is not None:
-                plan = replace(plan, pack=lambda buffers: _copy_static(plan, packed, buffers))
+                plan = replace(
+                    plan, pack=lambda buffers: _copy_static(plan, packed, buffers, options)
+                )
             session = start(plan, device, options)
         except BaseException:
             device.close()
@@ -139,12 +144,14 @@ class Bench:
         return session
 
 
-def check_options(case: Case, *, preset: str, checkpoint: str, precision: str) -> None:
+def check_options(
+    case: Case, *, preset: str, checkpoint: str, precision: str, policy: str = "pi05"
+) -> None:
     """What loading would refuse of a case: OptionError or WeightsError, before a device is opened.
 
     Args: as of :class:`Bench`.
     """
-    options = shaped(_plan(preset, checkpoint, precision), case)
+    options = shaped(_plan(policy, preset, checkpoint, precision), case)
     configuration(options)
     if (path := checkpoint_path(checkpoint)) is None:
         open_weights(checkpoint, {})  # a seed that is none
@@ -152,8 +159,9 @@ def check_options(case: Case, *, preset: str, checkpoint: str, precision: str) -
         file_of(path)
 
 
-def _plan(preset: str, checkpoint: str, precision: str) -> LoadOptions:
+def _plan(policy: str, preset: str, checkpoint: str, precision: str) -> LoadOptions:
     return LoadOptions(
+        policy=policy,
         preset=preset,
         checkpoint=checkpoint,
         device="cuda",
@@ -168,7 +176,7 @@ def shaped(options: LoadOptions, case: Case) -> LoadOptions:
     """A plan of that case's sizes."""
     return replace(
         options,
-        views=SLOTS[: case.views],
+        views=find_policy(options.policy).slots[: case.views],
         horizon=case.horizon,
         steps=case.steps,
         prompt_buckets=(case.prompt_tokens,),
@@ -197,7 +205,8 @@ def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -
             stages[name][index] = decision.stage_ms[name]
         replay[index] = sum(decision.stage_ms.values())
     parts = {name: session.engine.program(shape, (name,)) for name in names}
-    layers = shape.steps * session.contract.buffer("kv").shape[0]
+    _, config = configuration(shaped(options, case))
+    layers = shape.steps * find_policy(options.policy).measures.step_layers(config)
     return CaseResult(
         case=case,
         replay=replay,
@@ -207,29 +216,31 @@ def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -
         stage_kernels={name: getattr(part, "kernels", 0) for name, part in parts.items()},
         # The two ends of a step are counted in: an upper bound of what a layer takes.
         expert_layer_us=float(np.median(stages["action"])) * 1e3 / layers,
-        floor=_floor(device, shape, options),
+        floor=_floor(device, shape, options, config),
         fingerprint=session.fingerprint,
         actions=session.decide(seen[0], noise=_noise(session)).raw,
     )
 
 
-def _add_trace(result: CaseResult, session: Session, preset: str) -> None:
+def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> None:
     device, shape = session.engine.device, session.shape
     assert isinstance(device, CudaDevice) and shape is not None
     names = tuple(stage.name for stage in session.contract.decision_stages)
     result.traced = trace(device, session.engine.program(shape, names))
-    from ..policies.pi05.config import make_config  # a trace knows this policy's depths
-
-    config = make_config(preset)
-    # The last layer of the prefix makes keys and values only.
-    depths = {"prefix": config.trunk.depth - 1, "expert": config.expert.depth}
-    result.layers = layer_traces(result.traced, depths)
+    _, config = configuration(options)
+    depths = find_policy(options.policy).measures.depths(config)
+    result.layers = layer_traces(result.traced, dict(depths))
 
 
-def _copy_static(plan: Plan, before: Session, buffers: dict[str, Tensor]) -> None:
+def _copy_static(
+    plan: Plan, before: Session, buffers: dict[str, Tensor], options: LoadOptions
+) -> None:
     """Fills the static buffers from those of an engine with the same weights and more rows."""
+    _, config = configuration(options)
+    measures = find_policy(options.policy).measures
+    measures.fill_shaped(config, buffers)
     for spec in plan.contract.buffers:
-        if spec.role is Role.STATIC:
+        if spec.role is Role.STATIC and spec.name not in measures.shaped:
             source = before.engine.buffers[spec.name]
             if source.shape[0] < spec.shape[0] or source.shape[1:] != spec.shape[1:]:
                 raise OptionError(
@@ -243,10 +254,11 @@ def _noise(session: Session) -> np.ndarray[Any, Any]:
     return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
 
 
-def _floor(device: CudaDevice, shape: ShapeKey, options: LoadOptions) -> dict[str, float]:
-    from ..policies.pi05.config import make_config  # the roofline knows this policy's products
-
+def _floor(
+    device: CudaDevice, shape: ShapeKey, options: LoadOptions, config: Any
+) -> dict[str, float]:
     ceiling = CEILINGS.get(device.driver.name)
-    if ceiling is None or options.policy != "pi05":
+    if ceiling is None:
         return {}
-    return floor_ms(make_config(options.preset), shape, ceiling, precision_of(options))
+    products = find_policy(options.policy).measures.products(config, shape)
+    return floor_ms(products, ceiling, precision_of(options))

@@ -1,4 +1,4 @@
-"""LeRobot's π0.5 on the same GPU and the same shapes, for the ratio.
+"""LeRobot's policies on the same GPU and the same shapes, for the ratio.
 
 Two paths: its code as it comes (eager), and the strongest form of it that could be made to run:
 every stage through torch.compile and the whole call recorded into one CUDA graph. Weights are
@@ -10,10 +10,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
-from typing import Any
-from unittest import mock
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -25,21 +25,47 @@ PATHS = ("eager", "compiled_graph")
 _NAME = "LeRobot"
 _WARM_UP = 5
 _SECONDS = 12.0  # a path is sampled no longer than that
-_SIDE = 224
 
 
-def require_lerobot() -> str:
-    """LeRobot's version; DeviceError with the remedy where it is missing."""
+class Peer(Protocol):
+    """LeRobot's code of one policy; modules ``peer_lerobot_<policy>``.
+
+    Attributes:
+        NEEDS: modules that it imports.
+        EXTRA: what to install.
+    """
+
+    NEEDS: tuple[str, ...]
+    EXTRA: str
+
+    def build(self, case: Case) -> Any:
+        """The network of a case on the GPU, with random weights."""
+
+    def call(self, model: Any, case: Case) -> Callable[[], Any]:
+        """A whole decision on inputs that lie on the GPU."""
+
+    def compiled_graph(self, model: Any, case: Case) -> Callable[[], Any]:
+        """The same, compiled and in one CUDA graph."""
+
+
+def _peer(policy: str) -> Peer:
+    peer: Any = import_module(f"{__name__}_{policy}")
+    return cast(Peer, peer)
+
+
+def require_lerobot(policy: str = "pi05") -> str:
+    """LeRobot's version; DeviceError with the remedy where it, or what it needs, is missing."""
+    peer = _peer(policy)
     try:
-        from lerobot.policies.pi05 import modeling_pi05  # noqa: F401
-
+        for name in peer.NEEDS:
+            import_module(name)
         return version("lerobot")
     except (ImportError, PackageNotFoundError) as error:
         raise DeviceError(
             "peer 'lerobot'",
             expected="packages lerobot and transformers",
             got=str(error),
-            remedy="pip install 'lerobot[pi]==0.6.1', or leave --peer out",
+            remedy=f"pip install '{peer.EXTRA}', or leave --peer out",
         ) from error
 
 
@@ -51,28 +77,31 @@ def check_paths(paths: Sequence[str]) -> None:
         )
 
 
-def run_peer(case: Case, samples: int, paths: Sequence[str] = PATHS) -> Iterator[dict[str, Any]]:
+def run_peer(
+    case: Case, samples: int, paths: Sequence[str] = PATHS, policy: str = "pi05"
+) -> Iterator[dict[str, Any]]:
     """Measures one case: a row of each path. Everything it took is free again afterwards.
 
     Args:
         case: shape of the decision.
         samples: most calls that are timed of each path.
         paths: some of PATHS, in their order.
+        policy: whose code of LeRobot's.
 
     Raises:
         DeviceError: LeRobot is missing.
         OptionError: an unknown path.
     """
     check_paths(paths)
-    found = require_lerobot()
+    found, peer = require_lerobot(policy), _peer(policy)
     with _clean():
         began = perf_counter()
-        model = _build(case)
-        call = _call(model, case)
+        model = peer.build(case)
+        call = peer.call(model, case)
         built = perf_counter() - began
         for path in (path for path in PATHS if path in paths):
             began = perf_counter()
-            run = call if path == "eager" else _compiled_graph(model, call)
+            run = call if path == "eager" else peer.compiled_graph(model, case)
             for _ in range(_WARM_UP):
                 run()
             torch.cuda.synchronize()
@@ -116,77 +145,6 @@ def _free() -> None:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-
-
-def _build(case: Case) -> Any:
-    from lerobot.policies.pi05.configuration_pi05 import PI05Config
-    from lerobot.policies.pi05.modeling_pi05 import PI05Pytorch
-
-    config = PI05Config(
-        dtype="bfloat16",
-        chunk_size=case.horizon,
-        n_action_steps=case.horizon,
-        num_inference_steps=case.steps,
-        device="cuda",
-    )
-    with torch.device("cuda"):
-        return PI05Pytorch(config).to("cuda").eval()
-
-
-def _call(model: Any, case: Case) -> Callable[[], Any]:
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, device="cuda", generator=generator)
-
-    images = [draw(1, 3, _SIDE, _SIDE) * 2.0 - 1.0 for _ in range(case.views)]
-    present = [torch.ones(1, dtype=torch.bool, device="cuda") for _ in images]
-    tokens = (draw(1, case.prompt_tokens) * 250_000).long()
-    valid = torch.ones_like(tokens, dtype=torch.bool)
-    noise = torch.randn(1, case.horizon, 32, device="cuda", generator=generator)
-    return lambda: model.sample_actions(
-        images, present, tokens, valid, noise=noise.clone(), num_steps=case.steps
-    )
-
-
-def _compiled_graph(model: Any, call: Callable[[], Any]) -> Callable[[], Any]:
-    torch.set_float32_matmul_precision("high")
-    network = model.paligemma_with_expert
-    for stage in ("forward", "embed_image"):
-        setattr(network, stage, torch.compile(getattr(network, stage)))
-    call()  # compiles
-    with mock.patch.object(torch, "tensor", _remembered(torch.tensor)):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = call()
-
-    def replay() -> Any:
-        graph.replay()
-        return result
-
-    return replay
-
-
-def _remembered(make: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.tensor`` that copies a list of constants to the GPU only once.
-
-    A copy from pageable host memory is not allowed while a graph records.
-    """
-    made: dict[str, Any] = {}
-
-    def tensor(*args: Any, **kwargs: Any) -> Any:
-        key = repr((args, kwargs))
-        if key not in made:
-            made[key] = make(*args, **kwargs)
-        return made[key]
-
-    return tensor
 
 
 def _sample(run: Callable[[], Any], samples: int) -> np.ndarray[Any, Any]:

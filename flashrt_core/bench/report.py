@@ -92,7 +92,7 @@ def peer_lines(result: dict[str, Any]) -> list[str]:
 _PEER_SPACE = 3.0  # a peer's bar is at most that many times as long as our longest
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: dict[str, Any], path: Path, title: str = "π0.5") -> None:
     """Each case's stages, stacked, with its roofline, and the peer's fastest path beside."""
     import matplotlib
 
@@ -119,7 +119,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("one decision on the GPU, ms (p50)")
-    axes.set_title(f"π0.5, {result['gpu']}, {cases[0]['precision']}", loc="left", fontsize=10)
+    axes.set_title(f"{title}, {result['gpu']}, {cases[0]['precision']}", loc="left", fontsize=10)
     axes.set_ylabel("views x prompt tokens x horizon")
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     try:

@@ -17,7 +17,7 @@ OBSERVATIONS = 16
 def observations(session: Session, case: Case) -> list[Observation]:
     """As many as OBSERVATIONS says, of the size that the network sees."""
     generator = np.random.default_rng(case.views)
-    side = session.contract.input("image.base_0_rgb").shape[0]
+    side = session.contract.input(f"image.{session.processor.views[0]}").shape[0]
     return [
         Observation(
             {

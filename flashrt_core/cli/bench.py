@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..devices.overlap import DEFAULT
+from ..policies import find_policy
 from ..terminal import terminal_or_file
 from .options import Checkpoint, Plans, PolicyName, Precision, option
 
@@ -75,19 +76,20 @@ def bench_command(
     from ..bench.case import parse_cases
     from ..bench.command import BenchOptions, run_bench
 
+    steps = find_policy(policy).measures.steps
     options = BenchOptions(
         policy=policy,
         preset=preset,
         checkpoint=checkpoint,
         device=device,
         precision=precision,
-        cases=parse_cases(cases),
+        cases=parse_cases(cases, steps),
         samples=samples,
         overlap=overlap,
-        overlap_cases=parse_cases(overlap_cases),
+        overlap_cases=parse_cases(overlap_cases, steps),
         trace=trace,
         peer=peer,
-        peer_cases=parse_cases(peer_cases),
+        peer_cases=parse_cases(peer_cases, steps),
         peer_paths=tuple(map(str.strip, peer_paths.split(","))) if peer_paths.strip() else (),
         fidelity=fidelity,
         output=output,
@@ -103,7 +105,7 @@ def capsule_command(
     checkpoint: Checkpoint = "random:0",
     device: Annotated[str, typer.Option(help="cuda, or cpu for its checks of bits.")] = "cuda",
     precision: Precision = "bf16",
-    cases: Cases = "2x48x10",
+    cases: Cases = "",
     trials: Annotated[int, typer.Option(help="How often each is timed and compared.")] = 64,
     output: Output = None,
 ) -> None:
@@ -120,7 +122,7 @@ def capsule_command(
         checkpoint=checkpoint,
         device=device,
         precision=precision,
-        cases=parse_cases(cases),
+        cases=parse_cases(cases, find_policy(policy).measures.steps),
         trials=trials,
         output=output,
     )

@@ -16,6 +16,7 @@ from ..images import Frame
 from ..kernels.op import Lane
 from ..precision import Precision, Site
 from ..weights import TensorSource, TensorSpec
+from .measures import Measures
 
 Array = np.ndarray[Any, Any]
 
@@ -199,6 +200,7 @@ class Policy(Protocol):
     masks_views: bool  # whether a decision may do without some of its cameras
     continues_chunks: bool  # whether one may be guided towards the chunk before it
     sites: Mapping[str, Site]  # its dense products
+    measures: Measures  # how it is measured
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
         """What a checkpoint says beside its weights; None for random ones.

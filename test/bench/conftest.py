@@ -17,4 +17,4 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         command, "Bench", lambda **_: SimpleNamespace(library="abc", gpu={}, close=lambda: None)
     )
     monkeypatch.setattr(command, "_measure", lambda b, o, cases: [line(c, False) for c in cases])
-    monkeypatch.setattr(command, "require_lerobot", lambda: "0.6.1")
+    monkeypatch.setattr(command, "require_lerobot", lambda policy: "0.6.1")

@@ -18,6 +18,7 @@ from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.roofline import CEILINGS, floor_ms
 from flashrt_core.contract import ShapeKey
 from flashrt_core.errors import DeviceError, OptionError
+from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.config import make_config
 from flashrt_core.policies.pi05.sites import SITES
 from flashrt_core.precision import Format, Precision
@@ -121,6 +122,7 @@ def test_the_roofline_follows_the_plan(form: str, milliseconds: tuple[float, ...
     sites = {name: Format(form) for name in SITES}
     shape = ShapeKey(views=2, prompt_tokens=48, horizon=10, steps=10)
     ceiling = CEILINGS["NVIDIA H200"]
-    floor = floor_ms(make_config("base"), shape, ceiling, Precision(Format.BF16, sites))
+    products = POLICY.measures.products(make_config("base"), shape)
+    floor = floor_ms(products, ceiling, Precision(Format.BF16, sites))
     assert list(floor) == ["vision", "prefix", "action"]
     assert list(floor.values()) == pytest.approx(milliseconds, rel=0.02)

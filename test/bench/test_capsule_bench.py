@@ -66,6 +66,15 @@ def test_a_result_holds_all_that_is_named(tmp_path: Path) -> None:
     assert "all of 2" in said and "say nothing of a GPU" in said and result["note"]
 
 
+def test_every_policy_has_all_ways() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    case = Case(1, 64, 6, steps=2)
+    result = run_capsule_bench(options(policy="groot_n17", cases=(case,)), console)
+    (found,) = result["cases"]
+    assert found["bit_exact"] and found["equal"] == dict.fromkeys(WAYS, 2)
+    assert (found["prompt_tokens"], found["steps"]) == (64, 2)
+
+
 def test_a_changed_bit_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_copy(store: CapsuleStore, name: str, slot: Tensor) -> HostState:
         return store._find(name).host
@@ -97,7 +106,8 @@ def test_tables_that_are_not_made_again_are_seen(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"policy": "pi0"}, r"'policy' of bench capsule: expected one of \['pi05'\], got 'pi0'"),
+        ({"policy": "pi0"}, r"option 'policy': expected one of .*'pi05'.*, got 'pi0'"),
+        ({"policy": "groot_n17", "cases": (Case(5, 64, 40, 4),)}, "at most 4 views, got 5x64x40"),
         ({"device": "tpu"}, r"'device' of bench capsule: expected one of \['cuda', 'cpu'\]"),
         ({"trials": 0}, "'trials' of bench capsule: expected 1 to 1,000,000, got 0"),
         ({"preset": "huge"}, "preset"),
@@ -118,7 +128,7 @@ def test_options_are_checked(given: dict[str, Any], said: str) -> None:
         (("decision", "--device", "cpu"), USER_ERROR, "'device' of bench: expected"),
         (("pi05", "--device", "cpu"), USER_ERROR, "'device' of bench: expected"),
         (("--device", "cpu"), USER_ERROR, "'device' of bench: expected"),
-        (("pi0",), USER_ERROR, "'policy' of bench: expected"),
+        (("pi0",), USER_ERROR, "option 'policy': expected one of"),
     ],
 )
 def test_commands(

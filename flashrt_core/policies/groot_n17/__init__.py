@@ -16,6 +16,7 @@ from ..base import Deployment, Policy, ProcessorOptions
 from .config import PRESETS, SLOTS, GrootConfig, make_config
 from .contract import make_contract, make_shapes
 from .deployment import check_views, read_deployment
+from .measures import MEASURES
 from .pack import pack
 from .preprocess import GrootProcessor
 from .qualifier import GrootQualifier
@@ -35,6 +36,7 @@ class GrootPolicy:
     masks_views = False
     continues_chunks = True
     sites = SITES
+    measures = MEASURES
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
         """What a checkpoint of NVIDIA's or LeRobot's says beside its weights."""

@@ -77,9 +77,7 @@ def _pack_vision(config: GrootConfig, source: TensorSource, buffers: Buffers) ->
 
 def _pack_text(config: GrootConfig, source: TensorSource, buffers: Buffers) -> None:
     buffers["text.embedding"].copy_(source.get(f"{TEXT}embed_tokens.weight"))
-    rope = buffers["text.rope"]
-    views = (rope.shape[0] - config.max_prompt_tokens) // config.view_tokens
-    rope.copy_(text_rope(config, views, config.max_prompt_tokens))
+    fill_rope(config, buffers)
     for layer in range(config.text.depth):
         name = f"{TEXT}layers.{layer}."
         for norm, origin in (("norm1", "input"), ("norm2", "post_attention")):
@@ -95,6 +93,13 @@ def _pack_text(config: GrootConfig, source: TensorSource, buffers: Buffers) -> N
             weight = source.get(f"{name}mlp.{part}_proj.weight")
             fill(buffers, "text.gate_up_weight", weight, layer, slice(first, None, 2))
         fill(buffers, "text.down_weight", source.get(f"{name}mlp.down_proj.weight"), layer)
+
+
+def fill_rope(config: GrootConfig, buffers: Buffers) -> None:
+    """Fills the rotary rows of the text stack, which depend on how many images there are."""
+    rope = buffers["text.rope"]
+    views = (rope.shape[0] - config.max_prompt_tokens) // config.view_tokens
+    rope.copy_(text_rope(config, views, config.max_prompt_tokens))
 
 
 def _pack_adapter(config: GrootConfig, source: TensorSource, buffers: Buffers) -> None:

@@ -16,6 +16,7 @@ from ..base import Deployment, Policy, ProcessorOptions
 from .config import PRESETS, SLOTS, Pi05Config, make_config
 from .contract import make_contract, make_shapes
 from .deployment import check_views, read_deployment
+from .measures import MEASURES
 from .preprocess import Pi05Processor
 from .qualifier import Pi05Qualifier
 from .sites import SITES, make_precision
@@ -34,6 +35,7 @@ class Pi05Policy:
     masks_views = True
     continues_chunks = True
     sites = SITES
+    measures = MEASURES
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
         """What an openpi or LeRobot checkpoint says beside its weights."""
