@@ -49,8 +49,9 @@ def attention_ref(
         values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
     if key_bias is not None:
         added = key_bias.view(segments, 1, keys).expand(-1, kv_heads, -1).reshape(-1, 1, keys)
-        scores.add_(added)
-        values = values.masked_fill(added.transpose(1, 2) == float("-inf"), 0.0)
+        hidden = added == float("-inf")
+        scores.add_(added).masked_fill_(hidden, float("-inf"))
+        values = values.masked_fill(hidden.transpose(1, 2), 0.0)
     if causal:
         row = torch.arange(rows, device=q.device).repeat_interleave(group)
         ahead = torch.arange(keys, device=q.device) > row[:, None]

@@ -72,10 +72,11 @@ def frames(case: Case, chunk: int) -> list[Array]:
     return found
 
 
-def prompts(case: Case) -> list[Array]:
+def prompts(case: Case) -> tuple[Array, Array]:
     """Rows of the instruction and of the empty prompt, float32."""
     width = case.config.net.text
-    return [uniform(f"prompt.{n}", n * width).reshape(n, width) for n in TEXT]
+    real, empty = (uniform(f"prompt.{n}", n * width).reshape(n, width) for n in TEXT)
+    return real, empty
 
 
 def noise(case: Case, chunk: int) -> tuple[Array, Array]:
@@ -86,10 +87,11 @@ def noise(case: Case, chunk: int) -> tuple[Array, Array]:
         (config.action_dim, config.frames, config.frame_rows),
     )
     scale = np.float32(3.0**0.5)
-    return tuple(  # type: ignore[return-value]
+    latents, actions = (
         uniform(f"noise.{case.name}.{chunk}.{index}", prod(shape)).reshape(shape) * scale
         for index, shape in enumerate(shapes)
     )
+    return latents, actions
 
 
 def executed(case: Case, chunk: int, actions: Array) -> Array:

@@ -131,7 +131,7 @@ class Reference:
         """Rows [n, text] of the instruction and of the empty prompt, from the text encoder."""
         rows = torch.zeros(2, self._config.prompt_rows, self._config.net.text)
         for index, each in enumerate((prompt, empty)):
-            rows[index, : len(each)] = torch.from_numpy(np.asarray(each, np.float32))
+            rows[index, : len(each)] = torch.tensor(each, dtype=torch.float32)
         name = "condition_embedder.text_embedder.linear_"
         hidden = F.gelu(self._linear(f"{name}1", rows.to(self._place)), approximate="tanh")
         self.state.text = self._linear(f"{name}2", hidden)
