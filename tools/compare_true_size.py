@@ -1,4 +1,4 @@
-"""LeRobot's π0.5 against ours at true size, on one GPU, with random weights; prints JSON.
+"""LeRobot's policy against ours at true size, on one GPU, with random weights; prints JSON.
 
 Gates (exit status 1 where one fails):
 
@@ -15,6 +15,9 @@ tools/record_goldens.py says, about 60 GB of GPU memory, and some minutes.
 
     python tools/compare_true_size.py [--views 2] [--tokens 48] [--horizon 10] [--decisions 3]
     python tools/compare_true_size.py --narrow --place cpu      # the same at the golden sizes
+    python tools/compare_true_size.py --policy groot_n17 [--views 2] [--tokens 32]
+
+The second policy also needs what tools/record_goldens.py names for it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -43,13 +47,14 @@ from parity import case as parity  # noqa: E402
 from flashrt_core.bench import machine  # noqa: E402
 from flashrt_core.devices import REFERENCE_CUDA, Device, Segment, open_device  # noqa: E402
 from flashrt_core.errors import DeviceError  # noqa: E402
+from flashrt_core.policies.base import Policy  # noqa: E402
 from flashrt_core.policies.pi05 import POLICY, Pi05Config  # noqa: E402
-from flashrt_core.policies.pi05.numerics import PROFILES  # noqa: E402
 from flashrt_core.policies.pi05.reference import Reference  # noqa: E402
 from flashrt_core.policies.windows import image_input  # noqa: E402
 from flashrt_core.tensors import TensorSource, TensorSpec  # noqa: E402
 
 LOOKUP = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+PACKAGES = toolbox.LEROBOT
 WITHOUT_GPU = "--place cpu --narrow"
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 Array = np.ndarray[Any, Any]
@@ -89,6 +94,14 @@ class Decision:
     images: dict[str, Array]
     tokens: list[int]
     noise: Array
+
+
+def base_config(options: argparse.Namespace) -> Pi05Config:
+    """The sizes that are compared: released ones, or those of the golden cases."""
+    sizes = parity.SIZES if options.narrow else {}
+    shape = {"horizon": options.horizon, "prompt_buckets": (options.tokens,)}
+    config: Pi05Config = POLICY.config("base", **{**sizes, **shape})
+    return config
 
 
 def draw_decisions(config: Pi05Config, options: argparse.Namespace) -> list[Decision]:
@@ -162,27 +175,58 @@ def run_stages(
     *watched: str,
 ) -> list[Array]:
     """[decisions, H, 32] of our stages on a device, then what they leave in each watched buffer."""
-    views = tuple(decisions[0].images)
-    shapes = POLICY.shapes(config, len(views))
-    contract = POLICY.contract(config, shapes, views, precision)
+    return stage_results(
+        POLICY,
+        config,
+        source,
+        [each.images for each in decisions],
+        [(each.tokens, {"noise": each.noise}) for each in decisions],
+        precision,
+        device,
+        watched,
+    )
+
+
+def stage_results(
+    policy: Policy,
+    config: Any,
+    source: TensorSource,
+    images: list[dict[str, Array]],
+    rest: list[tuple[list[int], dict[str, Array]]],
+    precision: str,
+    device: Device,
+    watched: Iterable[str],
+) -> list[Array]:
+    """Actions of every decision, and what is left in each watched buffer.
+
+    Args:
+        policy, config, source, precision: of the plan.
+        images: of each decision, by view.
+        rest: of each decision, token ids and the values of other windows.
+        device: closed behind.
+        watched: names of buffers.
+    """
+    views = tuple(images[0])
+    shapes = policy.shapes(config, len(views))
+    contract = policy.contract(config, shapes, views, precision)
     buffers = device.allocate(contract.buffers)
-    POLICY.pack(config, source, buffers)
+    policy.pack(config, source, buffers)
     (shape,) = shapes
 
     def segment(stage: str) -> Segment:
-        body = POLICY.body(config, contract, stage, shape)
+        body = policy.body(config, contract, stage, shape)
         return stage, lambda lane: body(lane, buffers)
 
-    program = device.capture([segment(stage) for stage in ("prompt", "context", "action")])
+    program = device.capture([segment(stage.name) for stage in contract.stages])
     results: list[list[Array]] = []
-    for decision in decisions:
+    for shown, (ids, windows) in zip(images, rest, strict=True):
         tokens = np.zeros(config.max_prompt_tokens, np.int32)
-        tokens[: len(decision.tokens)] = decision.tokens
-        device.write(buffers["prompt_tokens"], tokens)
-        device.write(buffers["prompt_length"], np.array([len(decision.tokens)], np.int32))
-        for view, pixels in decision.images.items():
-            device.write(buffers[image_input(view)], pixels)
-        device.write(buffers["noise"], decision.noise)
+        tokens[: len(ids)] = ids
+        length = np.array([len(ids)], np.int32)
+        values = {"prompt_tokens": tokens, "prompt_length": length, **windows}
+        values |= {image_input(view): pixels for view, pixels in shown.items()}
+        for name, value in values.items():
+            device.write(buffers[name], value)
         device.replay(program)
         results.append([device.read(buffers[name]) for name in ("actions", *watched)])
     device.close()
@@ -237,32 +281,37 @@ def main() -> int:
     parser = toolbox.Parser(__doc__)
     parser.add_shape(decisions=3)
     parser.add_argument("--place", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--policy", choices=("pi05", "groot_n17"), default="pi05")
     parser.add_argument("--narrow", action="store_true", help="golden sizes instead of true ones")
     parser.add_output()
     options = parser.parse_args()
-    toolbox.require_packages(toolbox.LEROBOT, "install what tools/record_goldens.py names")
+    own: Any = sys.modules[__name__]
+    if options.policy != POLICY.name:
+        with toolbox.needing(f"policy {options.policy}", "install what record_goldens.py names"):
+            own = importlib.import_module("true_size_groot")
+        # What the policy always runs at, where nothing else is asked for.
+        options.horizon = own.HORIZON if options.horizon == 10 else options.horizon
+    toolbox.require_packages(own.PACKAGES, "install what tools/record_goldens.py names")
     require_place(options.place)
-    sizes = parity.SIZES if options.narrow else {}
-    shape = {"horizon": options.horizon, "prompt_buckets": (options.tokens,)}
-    base = POLICY.config("base", **{**sizes, **shape})
-    configs = {name: replace(base, numerics=PROFILES[name]) for name in PROFILES}
-    source = Drawn(POLICY.tensors(base), options.place)
-    decisions = draw_decisions(base, options)
+    base = own.base_config(options)
+    configs = {name: replace(base, numerics=profile) for name, profile in own.PROFILES.items()}
+    source = own.Drawn(own.POLICY.tensors(base), options.place)
+    decisions = own.draw_decisions(base, options)
 
     results: dict[str, Array] = {}
     for arithmetic in ("float32", "bfloat16"):
         name = f"lerobot {arithmetic}"
-        results[name] = run_lerobot(base, source, decisions, arithmetic, options.place)
+        results[name] = own.run_lerobot(base, source, decisions, arithmetic, options.place)
         gc.collect()
         torch.cuda.empty_cache()
         print(f"{name}: actions {results[name].min():.3f}..{results[name].max():.3f}", flush=True)
     for profile in ("lerobot", "lerobot_bf16"):
         name = f"reference {profile}"
-        results[name] = run_reference(configs[profile], source, decisions, options.place)
+        results[name] = own.run_reference(configs[profile], source, decisions, options.place)
     for device in devices(options.place):
         for profile in ("lerobot", "lerobot_bf16"):
             name = f"stages {device} bf16 {profile}"
-            (results[name],) = run_stages(
+            (results[name],) = own.run_stages(
                 configs[profile], source, decisions, "bf16", open_device(device)
             )
             print(name, flush=True)
@@ -273,6 +322,7 @@ def main() -> int:
         "commit": machine.commit(),
         "command": machine.command_line("python tools/compare_true_size.py"),
     }
+    report["policy"] = options.policy
     report["shape"] = {name: getattr(options, name) for name in ("views", "tokens", "horizon")}
     print(json.dumps(report, indent=1))
     toolbox.write_report(report, options.output)

@@ -230,21 +230,33 @@ def load_weights(model: Any, source: TensorSource) -> None:
         raise RuntimeError(f"LeRobot's network lacks {sorted(unknown)[:3]}")
 
 
-def inputs(case: parity.Case, place: str = "cpu") -> dict[str, torch.Tensor]:
+def inputs(case: parity.Case) -> dict[str, torch.Tensor]:
     """A case as LeRobot's processor would hand it over."""
-    ids = torch.tensor([parity.all_tokens(case)])
-    pixels = [patches(image) for image in parity.images(case).values()]
-    grid = parity.SIZES["image_size"] // 16
-    values = {
+    images = list(parity.images(case).values())
+    return as_inputs(images, parity.all_tokens(case), parity.state(case), case.embodiment)
+
+
+def as_inputs(
+    images: list[np.ndarray[Any, Any]],
+    tokens: list[int],
+    state: np.ndarray[Any, Any],
+    embodiment: int,
+) -> dict[str, torch.Tensor]:
+    """Squares, token ids and a padded state as LeRobot's network takes them.
+
+    The id of image rows is the most frequent one.
+    """
+    ids = torch.tensor([tokens])
+    grid = images[0].shape[0] // 16
+    return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == parity.IMAGE).long(),
-        "pixel_values": torch.cat(pixels),
-        "image_grid_thw": torch.tensor([[1, grid, grid]] * case.views),
-        "state": torch.from_numpy(parity.state(case))[None],
-        "embodiment_id": torch.tensor([case.embodiment], dtype=torch.int32),
+        "mm_token_type_ids": (ids == ids.mode().values).long(),
+        "pixel_values": torch.cat([patches(image) for image in images]),
+        "image_grid_thw": torch.tensor([[1, grid, grid]] * len(images)),
+        "state": torch.from_numpy(state)[None],
+        "embodiment_id": torch.tensor([embodiment], dtype=torch.int32),
     }
-    return {name: value.to(place) for name, value in values.items()}
 
 
 def patches(image: np.ndarray[Any, Any]) -> torch.Tensor:
