@@ -170,7 +170,7 @@ class Engine:
         if parent is None:
             host = self.store.copy_to(str(capsule), slot)
         else:
-            parent.check_boundary(f"fork into {name!r}")
+            parent.past.check_boundary(f"fork into {name!r}")
             copier = self.admit(parent).copier
             host = parent.host_state()
             if host.shape is not None:

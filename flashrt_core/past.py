@@ -28,10 +28,12 @@ class Past:
         self._contract = contract
         self._processor: Any = processor
         self._seen: list[dict[str, Array]] = []
+        self._observed = False  # the windows of the next decision are written
 
     def clear(self) -> None:
         """A chunk ended, or is taken back."""
         self._seen.clear()
+        self._observed = False
 
     def record(self, images: Mapping[str, Array | Frame], turn: int, session: str) -> None:
         """Keeps a picture of every camera; InputError where none is expected now."""
@@ -72,7 +74,7 @@ class Past:
         """
         if self._contract.history is None:
             return
-        if observation is None:
+        if observation is None and not self._observed:
             raise InputError(
                 "observation", expected="what is seen where the chunk ends", got="none"
             )
@@ -123,13 +125,14 @@ class Past:
                 got=len(self._seen) + 1,
                 remedy="record() each while the chunk is executed, or restart()",
             )
-        joined = dict(values)
+        joined = dict(values) | {history.executed: self._executed(history, host, executed)}
         for name in history.pictured:
             window = np.zeros(self._contract.input(name).shape, values[name].dtype)
             for index, each in enumerate((*self._seen, values)):
                 window[index] = each[name]
             joined[name] = window
-        return joined | {history.executed: self._executed(history, host, executed)}
+        self._observed = True
+        return joined
 
     def _executed(self, history: HistorySpec, host: HostState, executed: Array | None) -> Array:
         shape = self._contract.input(history.executed).shape

@@ -119,7 +119,11 @@ class Precision:
 
     @property
     def tier(self) -> str:
-        """What its gates are named after: the base, or ``fp8`` where a site has 8 bits."""
+        """What its gates are named after: the base, or ``fp8`` where a site has 8 bits, or ``int4``
+        where one has four.
+        """
+        if Format.W4A16 in self.sites.values():
+            return "int4"
         return "fp8" if set(self.sites.values()) & set(LOW_BIT) else str(self.base)
 
     def __str__(self) -> str:

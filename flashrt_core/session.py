@@ -50,7 +50,7 @@ class Session:
         self.ledger = Ledger(engine.contract)
         self._host = host
         self._guide = Guide(engine.contract, engine.processor)
-        self._past = Past(engine.contract, engine.processor)
+        self.past = Past(engine.contract, engine.processor)
         self._noise = NoiseInputs(engine.contract)
 
     @property
@@ -109,7 +109,7 @@ class Session:
     def restart(self) -> None:
         """A new episode: nothing is remembered of what was seen and done. Prompt and seed stay."""
         self.engine.check_here(f"session {self.name!r}")
-        self._past.clear()
+        self.past.clear()
         self._host = replace(self._host, turn=0, raw=None)
 
     def record(self, images: Mapping[str, Array | Frame]) -> None:
@@ -118,11 +118,17 @@ class Session:
         One picture every so many executed rows, as its contract says; the last one of a chunk is
         part of the observation that is decided on. InputError where no picture is expected.
         """
-        self._past.record(images, self._host.turn, self.name)
+        self.past.record(images, self._host.turn, self.name)
 
-    def check_boundary(self, what: str) -> None:
-        """CapsuleError about ``what`` while a chunk is under way that the policy will look at."""
-        self._past.check_boundary(what)
+    def chunk(self) -> Array | None:
+        """Rows [rows, action_dim] that are to be executed before the next decision, in a policy
+        with a history: those of the last decision, be it made here or restored. None before one.
+        """
+        history, host = self.contract.history, self._host
+        if history is None or host.raw is None:
+            return None
+        actions = self.processor.decode(np.array(host.raw), host.robot_state)
+        return actions[-history.rows[history.variant(host.turn - 1)] :]
 
     def observe(self, observation: Observation, *, executed: Array | None = None) -> None:
         """Encode an observation and write every window of it.
@@ -143,7 +149,7 @@ class Session:
             )
         stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
         values = self.processor.encode(observation, self._host.prompt)
-        values = self._past.windows(values, self._host, executed)
+        values = self.past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
         self._write(self._checked(values), shape)
@@ -188,7 +194,7 @@ class Session:
         """
         spec = self.contract.stage(stage)
         if not spec.transform:
-            self._past.check_alone(f"stage {stage!r} by itself")
+            self.past.check_alone(f"stage {stage!r} by itself")
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
         return self.engine.replay(self, (spec,), self._shape())
@@ -216,7 +222,7 @@ class Session:
         """
         previous = self._guide.checked(previous)
         made = self.ledger.is_made(self.contract.decision_stages[-1].name)
-        self._past.check_decide(observation, self._host, made, self.name)
+        self.past.check_decide(observation, self._host, made, self.name)
         if observation is not None:
             self.observe(observation, executed=executed)
         self.engine.admit(self)
@@ -246,7 +252,7 @@ class Session:
 
         SessionError in a policy with a history, whose stages change what they read.
         """
-        self._past.check_alone("the last stage alone")
+        self.past.check_alone("the last stage alone")
         previous = self._guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
@@ -263,7 +269,7 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        self.check_boundary(f"capsule {name!r}")
+        self.past.check_boundary(f"capsule {name!r}")
         copier = self.engine.admit(self).copier
         return self.engine.store.save(name, self.name, self.host_state(), copier)
 
@@ -298,7 +304,7 @@ class Session:
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
         self._host = host
-        self._past.clear()
+        self.past.clear()
         self.ledger.restore(host.lineage)
 
     def take_over(self, host: HostState, page: Page) -> None:
@@ -378,7 +384,7 @@ class Session:
         self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())
         actions = self.processor.decode(raw, host.robot_state)
         if history is not None:
-            self._past.clear()
+            self.past.clear()
             self._host = replace(self._host, turn=host.turn + 1, raw=frozen(raw))
             actions = actions[-history.rows[history.variant(host.turn)] :]
         return Decision(

@@ -190,6 +190,7 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output or toolbox.writable(f"{ROOT}/test/data/lingbot_va_lerobot.npz")
     torch.set_num_threads(1)
+    arrays: Any
     with toolbox.needing("goldens of LingBot-VA", "set up what this file's top names"):
         arrays = text()
         for case in parity.CASES:

@@ -165,6 +165,14 @@ def _few_queries(
     )
 
 
+def _require_alike(causal: bool, key_bias: Tensor | None) -> None:
+    """ContractError unless every row sees every key, and all keys count alike."""
+    if causal:
+        raise no_kernel("attention", expected="rows that see every key", got="causal=True")
+    if key_bias is not None:
+        raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
+
+
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -181,10 +189,7 @@ def attention_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
-    if key_bias is not None:
-        raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
-    if causal:
-        raise no_kernel("attention", expected="rows that see every key", got="causal=True")
+    _require_alike(causal, key_bias)
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape

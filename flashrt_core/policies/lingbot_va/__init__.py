@@ -15,6 +15,7 @@ from ..base import Deployment, Policy, ProcessorOptions
 from .config import PRESETS, SLOTS, LingbotConfig, make_config
 from .contract import make_contract, make_shapes
 from .deployment import read_deployment
+from .measures import MEASURES
 from .pack import pack
 from .preprocess import LingbotProcessor
 from .qualifier import LingbotQualifier
@@ -34,6 +35,7 @@ class LingbotPolicy:
     masks_views = False
     continues_chunks = False
     sites = SITES
+    measures = MEASURES
 
     def deployment(self, checkpoint: Path | None, norm_stats: Path | None) -> Deployment:
         """What an official or LeRobot checkpoint says beside its weights."""

@@ -84,16 +84,7 @@ def make_contract(
         shapes=shapes,
         buffers=buffers,
         inputs=_inputs(config, views),
-        outputs=(
-            OutputSpec(
-                "actions",
-                "actions",
-                (config.horizon, config.action_dim),
-                _F32,
-                unit="normalised",
-                doc="a robot's numbers are in the configured columns",
-            ),
-        ),
+        outputs=(_output(config),),
         stages=_stages(config, views, tuple(spec.name for spec in activations)),
         regions={shape: _regions(known, shape, ((0, config.capacity(count)),)) for shape in shapes},
         history=HistorySpec(
@@ -132,6 +123,11 @@ def _check_fit(config: LingbotConfig, shapes: tuple[ShapeKey, ...], views: tuple
                 f"{config.horizon}, {config.steps} steps",
                 remedy="set prompt_buckets, frames or steps",
             )
+
+
+def _output(config: LingbotConfig) -> OutputSpec:
+    shape, doc = (config.horizon, config.action_dim), "a robot's numbers have their own columns"
+    return OutputSpec("actions", "actions", shape, _F32, unit="normalised", doc=doc)
 
 
 def _window(name: str, *shape: int, dtype: DType = _F32, doc: str = "") -> BufferSpec:

@@ -24,7 +24,8 @@ from .weights import LATENT_MEAN, LATENT_STD, NET, VAE
 
 Buffers = Mapping[str, Tensor]
 _KINDS = ("weight", "bias")
-_TIME = {"video": "condition_embedder", "action": "condition_embedder_action"}
+#: Stream -> the embedder of its times.
+TIME_EMBEDDERS = {"video": "condition_embedder", "action": "condition_embedder_action"}
 
 
 def pack(config: LingbotConfig, source: TensorSource, buffers: Buffers) -> None:
@@ -35,8 +36,8 @@ def pack(config: LingbotConfig, source: TensorSource, buffers: Buffers) -> None:
     with torch.inference_mode():
         _pack_encoder(config, source, buffers)
         _pack_streams(config, source, buffers)
-        for stream in _TIME:
-            _tabulate(config, source, buffers, stream)
+        for stream in TIME_EMBEDDERS:
+            tabulate(config, source, buffers, stream)
         for block in range(config.net.depth):
             _pack_block(config, source, buffers, block)
 
@@ -117,13 +118,13 @@ def _pack_streams(config: LingbotConfig, source: TensorSource, buffers: Buffers)
     buffers["net.axes"].copy_(axes)
     views = buffers["net.video_at"].shape[0] // config.video_tokens(1)
     views = 3 if config.tee else views
-    for stream in _TIME:
+    for stream in TIME_EMBEDDERS:
         buffers[f"net.{stream}_at"].copy_(offsets(config, views, stream))
 
 
-def _tabulate(config: LingbotConfig, source: TensorSource, buffers: Buffers, stream: str) -> None:
+def tabulate(config: LingbotConfig, source: TensorSource, buffers: Buffers, stream: str) -> None:
     """Shift, gain and gate of every norm and branch, for every step and for what is known."""
-    net, name = config.net, f"{NET}{_TIME[stream]}."
+    net, name = config.net, f"{NET}{TIME_EMBEDDERS[stream]}."
     steps = (config.steps, config.shift)
     if stream == "action":
         steps = (config.action_steps, config.action_shift)
