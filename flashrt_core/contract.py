@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from .errors import ContractError, ShapeKeyError
@@ -87,6 +88,11 @@ class Contract:
         _check_regions(self)
         if self.history is not None:
             _check_history(self, self.history)
+
+    @cached_property
+    def absent(self) -> Mapping[str, None]:
+        """Every input, in their order, with None: what a session begins with."""
+        return dict.fromkeys(self._inputs)
 
     def buffer(self, name: str) -> BufferSpec:
         """The buffer called ``name``; ContractError with the known names otherwise."""

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from .c_interface.export import Lent, Returned
 from .capsule.state import HostState, slot_specs
-from .capsule.store import CapsuleStore
+from .capsule.store import CapsuleStore, Held
 from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
+from .drawing import NoiseInputs
 from .errors import (
     ContractError,
     DeviceError,
@@ -28,6 +29,7 @@ from .errors import (
     SessionLimitError,
     ShapeKeyError,
 )
+from .guidance import Guide
 from .plan import Plan
 from .session import SEEDS, Session
 from .text import check_text
@@ -61,6 +63,8 @@ class Engine:
         self.contract = plan.contract
         self.fingerprint = plan.fingerprint
         self.processor = plan.processor
+        self.guide = Guide(plan.contract, plan.processor)
+        self.noise = NoiseInputs(plan.contract)
         self.device = device
         self.max_sessions = max_sessions
         self.traffic = Traffic()
@@ -81,12 +85,13 @@ class Engine:
             buffers = [set_buffers(contract, memory, index) for index in sets]
             self.buffer_bytes = sum(memory[spec.name].nbytes for spec in specs)
             self.free_parking = [memory[spec.name] for spec in parking]
-            self._store = CapsuleStore(
+            self.capsules = CapsuleStore(
                 device,
                 contract,
                 plan.fingerprint,
                 [memory[spec.name] for spec in slots],
                 [on_host[spec.name] for spec in hosted],
+                self.free_parking,
             )
             _pack(plan, device, buffers[0])
             every = [*(memory[spec.name] for spec in (*parking, *slots)), *on_host.values()]
@@ -103,10 +108,10 @@ class Engine:
 
     @property
     def store(self) -> CapsuleStore:
-        """The capsules; SessionError while the sessions are exported."""
+        """The capsules, for a host; SessionError while the sessions are exported."""
         if self.lent is not None:
             self.check_here("capsules")
-        return self._store
+        return self.capsules
 
     def set_of(self, session: Session) -> WorkingSet:
         """The set of buffers that a session uses."""
@@ -163,20 +168,19 @@ class Engine:
             )
         # What is unknown is said first: dropping a session would not mend it.
         parent = None if source is None else self.session(source)
-        if capsule is not None:
-            self.store.info(capsule)
+        held = None if capsule is None else self.store.find(capsule)
         self._claim(name)
         slot = self.free_parking[-1]
-        if parent is None:
-            host = self.store.copy_to(str(capsule), slot)
-        else:
+        if held is not None:
+            host = held.host
+            self.capsules.fork(held, slot)
+        elif parent is not None:
             parent.past.check_boundary(f"fork into {name!r}")
             copier = self.admit(parent).copier
             host = parent.host_state()
             if host.shape is not None:
                 copier.save(host.shape, slot, host.turn)
         session = Session(self, name, host)
-        session.resume(host)
         self._register(session)
         if host.lineage.made:
             self.parked.add(name)
@@ -193,16 +197,18 @@ class Engine:
         self.parked.discard(name)
         del self.sessions[name]
 
-    def admit(self, session: Session) -> WorkingSet:
+    def admit(self, session: Session, capsule: Held | None = None) -> WorkingSet:
         """Make ``session`` the one whose state its buffers hold, and tell which these are.
 
-        Called before every use.
+        Called before every use. With a ``capsule``, the state is what that holds.
 
         SessionError when it was dropped, or while the sessions are exported.
         """
         if self.lent is None:
             working = self._set_of.get(session.name)
             if working is not None and working.resident is session:
+                if capsule is not None and capsule.host.shape is not None:
+                    working.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
                 return working
         self.check_here(f"session {session.name!r}")
         if self.sessions.get(session.name) is not session:
@@ -210,9 +216,7 @@ class Engine:
                 f"session {session.name!r}", expected="a live session", got="one that was dropped"
             )
         working = self.set_of(session)
-        traffic = working.admit(session, self.parking, self.parked)
-        self.traffic.switches += traffic.switches
-        self.traffic.nbytes += traffic.nbytes
+        working.admit(session, self.parking, self.parked, self.traffic, capsule)
         return working
 
     def export(self, session: Session) -> Lent:
@@ -355,8 +359,10 @@ class Engine:
             )
 
     def _register(self, session: Session) -> None:
-        taken = list(self._set_of.values())
-        self._set_of[session.name] = min(self.sets, key=taken.count)
+        working = self.sets[0]
+        if len(self.sets) > 1:
+            working = min(self.sets, key=list(self._set_of.values()).count)
+        self._set_of[session.name] = working
         self.parking[session.name] = self.free_parking.pop()
         self.sessions[session.name] = session
 
@@ -381,7 +387,7 @@ def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
 
 def describe(engine: Engine) -> dict[str, object]:
     """Numbers for diagnostics: sessions, what their switches cost, capsules, bytes."""
-    store = engine._store
+    store = engine.capsules
     return {
         "sessions": sorted(engine.sessions),
         "session_switches": engine.traffic.switches,

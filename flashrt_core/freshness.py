@@ -8,7 +8,7 @@ responsibilities"); here the engine enforces it. Pure bookkeeping, one ledger a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .contract import Contract, Rate, StageSpec
@@ -19,10 +19,18 @@ from .errors import StaleStateError
 class Lineage:
     """What the retained values were made from: stage -> input -> epoch. Travels in a capsule.
 
-    Nobody changes it, so that everybody may keep it.
+    Nobody changes it, so that everybody may keep it. ``newest`` is the newest epoch that is named,
+    0 where none is.
     """
 
     made: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    newest: int = 0
+
+    @classmethod
+    def of(cls, made: Mapping[str, Mapping[str, int]]) -> Lineage:
+        """That of some values. What is newest is found now: a host waits for a restore."""
+        epochs = (epoch for named in made.values() for epoch in named.values())
+        return cls(made, max(epochs, default=0))
 
 
 @dataclass(frozen=True)
@@ -45,25 +53,38 @@ class Page:
 class Ledger:
     """Epochs of one session.
 
+    Args:
+        contract: of its plan.
+        lineage: what the values that are there already were made from.
+
+    Attributes:
+        told: the lineage as it was last asked for; None once it is no longer true.
+
     An input is *absent* until it is written, and again after its window was lost (a restore, or
     another session on the same buffers). An absent input contradicts nothing: values made from an
     older epoch of it may still be used, but no stage may read its window.
     """
 
-    def __init__(self, contract: Contract) -> None:
+    def __init__(self, contract: Contract, lineage: Lineage) -> None:
         self._contract = contract
-        self._clock = 0
-        self._epoch: dict[str, int | None] = {spec.name: None for spec in contract.inputs}
-        self._announced: set[str] = set()
-        self._made: dict[str, Mapping[str, int]] = {}
-        self._lineage: Lineage | None = None  # of what is made, once somebody asked
+        # These are never changed, only replaced: so they are shared, and nothing is copied where a
+        # host waits for a fork or a restore.
+        self._epoch: Mapping[str, int | None] = contract.absent
+        self._announced: frozenset[str] = frozenset()
+        self._made: Mapping[str, Mapping[str, int]] = lineage.made
+        self.told: Lineage | None = lineage
+        # A later write must never reuse an epoch that the lineage already names.
+        self._clock = lineage.newest
 
-    def written(self, names: Iterable[str]) -> None:
+    def written(self, names: Collection[str]) -> None:
         """The windows of ``names`` hold new values."""
+        epoch = {**self._epoch}
         for name in names:
             self._clock += 1
-            self._epoch[name] = self._clock
-            self._announced.discard(name)
+            epoch[name] = self._clock
+        self._epoch = epoch
+        if self._announced:
+            self._announced = self._announced.difference(names)
 
     def announce(self, rate: Rate) -> None:
         """New values for all inputs of ``rate`` are known but not yet in their windows.
@@ -72,13 +93,12 @@ class Ledger:
         """
         names = [spec.name for spec in self._contract.inputs if spec.rate is rate]
         self.written(names)
-        self._announced.update(names)
+        self._announced = self._announced.union(names)
 
     def lose_windows(self) -> None:
         """Every input window may hold foreign values."""
-        for name in self._epoch:
-            if name not in self._announced:
-                self._epoch[name] = None
+        known = {name: self._epoch[name] for name in self._announced}
+        self._epoch = {**self._contract.absent, **known} if known else self._contract.absent
 
     def ran(self, stage: StageSpec) -> None:
         """``stage`` has replayed on the current windows and its prerequisites' values."""
@@ -89,13 +109,13 @@ class Ledger:
             epoch = self._epoch[spec.name]
             if epoch is not None:
                 lineage[spec.name] = epoch
-        self._made[stage.name] = lineage
-        self._lineage = None
+        self._made = {**self._made, stage.name: lineage}
+        self.told = None
 
     def forget(self) -> None:
         """Nothing retained can be trusted: a replay failed, or the shape changed."""
-        self._made.clear()
-        self._lineage = None
+        self._made = {}
+        self.told = None
 
     def announced(self, names: Iterable[str]) -> bool:
         """Whether a new value of any of ``names`` is known but not yet in its window."""
@@ -107,29 +127,29 @@ class Ledger:
 
     def lineage(self) -> Lineage:
         """What the retained values were made from; the same object as long as it is true."""
-        if self._lineage is None:
-            self._lineage = Lineage(dict(self._made))
-        return self._lineage
+        if self.told is None:
+            self.told = Lineage.of(self._made)
+        return self.told
 
     def page(self) -> Page:
-        """A copy of everything."""
-        return Page(self._clock, dict(self._epoch), frozenset(self._announced), self.lineage())
+        """Everything."""
+        return Page(self._clock, self._epoch, self._announced, self.lineage())
 
     def turn_to(self, page: Page) -> None:
         """Go on from what somebody else kept."""
         self._clock = page.clock
-        self._epoch = dict(page.epochs)
-        self._announced = set(page.announced)
-        self._made, self._lineage = dict(page.lineage.made), page.lineage
+        self._epoch = page.epochs
+        self._announced = page.announced
+        self._made, self.told = page.lineage.made, page.lineage
 
     def restore(self, lineage: Lineage) -> None:
         """The retained values are now those of ``lineage``; every window is absent."""
-        self._made, self._lineage = dict(lineage.made), lineage
-        self._announced.clear()
-        self._epoch = dict.fromkeys(self._epoch)
-        # A later write must never reuse an epoch that the lineage already names.
-        for epochs in self._made.values():
-            self._clock = max(self._clock, 0, *epochs.values())
+        self._made, self.told = lineage.made, lineage
+        self._announced = frozenset()
+        self._epoch = self._contract.absent
+        newest = lineage.newest  # as above
+        if newest > self._clock:
+            self._clock = newest
 
     def check(
         self, stage: StageSpec, *, allow_stale: bool = False, ran: Iterable[str] = ()

@@ -14,17 +14,18 @@ from torch.nn import functional as F  # noqa: N812
 
 from .kernels.check import ArgCheck
 from .kernels.copy_rows import copy_rows_launch
+from .kernels.expand_rows import expand_rows_launch
+from .kernels.few_rows_linear import linear_few_rows
 from .kernels.launch import (
     Launcher,
     Way,
-    blocks,
-    output_suffix,
     require_bf16_rows,
     stream_suffix,
 )
 from .kernels.low_bit import no_kernel, require_e4m3
 from .kernels.maths import ACTIVATIONS, Activation, matmul
 from .kernels.op import Lane, Op
+from .kernels.product_rows import product_rows_launch
 from .kernels.quantised import E4M3, given, store
 
 
@@ -66,14 +67,19 @@ def linear_launch(
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
-    """One product of cuBLASLt: bias and activation in its epilogue, the residual as its addend.
+    """One product of cuBLASLt: bias and activation in its epilogue, the residual as its addend; few
+    rows have kernels of their own.
 
     A residual other than ``out`` itself is copied there first, run by run. What E4M3 needs of the
     epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
-    if activation not in ("none", "gelu_tanh"):
-        raise no_kernel("linear", expected="activation none or gelu_tanh", got=activation)
+    ends: dict[str, Any] = {"activation": activation, "residual": residual}
+    if linear_few_rows(launcher, x, weight, bias, out, **ends, weight_scale=weight_scale):
+        return
     gelu, accumulate = activation == "gelu_tanh", residual is not None
+    if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:
+        weight = expand_rows_launch(launcher, "linear", weight, weight_scale)
+        weight_scale = None
     if weight_scale is None:
         require_bf16_rows("linear", x=x, weight=weight)
     else:
@@ -88,7 +94,7 @@ def linear_launch(
         for start in range(0, out.shape[0], run):
             copy_rows_launch(launcher, residual, out[start : start + run])
     narrow = weight_scale is not None
-    possible = not (gelu and accumulate)  # the library's activation takes the addend too
+    possible = activation == "none" or (gelu and not accumulate)  # its GELU takes the addend too
     if possible and not narrow and out_scale is None:
         launcher.matmul(x, weight, bias, out, gelu=gelu, accumulate=accumulate)
         return
@@ -100,36 +106,26 @@ def linear_launch(
     def behind(x: Tensor, out: Tensor) -> None:
         product = launcher.workspace(*out.shape)
         launcher.matmul(x, weight, None, product, x_scale=x_scale, weight_scale=weight_scale)
-        _finish_launch(launcher, product, bias, out, out_scale, gelu, accumulate)
+        into: dict[str, Any] = {"activation": activation, "accumulate": accumulate}
+        product_rows_launch(launcher, product, bias, out, **into, out_scale=out_scale)
 
     ways: dict[str, Way] = {"kernel behind": behind}
     epilogue = {"gelu": gelu, "accumulate": accumulate}
     if possible and narrow and launcher.finishes(x, weight, bias, out, **epilogue):
         ways = {"epilogue": whole, **ways}
-    parts = {"fp8": narrow, "bias": bias is not None, "gelu": gelu, "added": accumulate}
+    launcher.fastest(_key(x, out, narrow, bias is not None, activation, accumulate), ways, x, out)
+
+
+def _key(
+    x: Tensor, out: Tensor, narrow: bool, biased: bool, activation: Activation, added: bool
+) -> str:
+    """Under which the choice of a way is kept."""
+    parts = {"fp8": narrow, "bias": biased, "gelu": activation == "gelu_tanh", "added": added}
+    if activation not in ("none", "gelu_tanh"):
+        parts[f"{activation} behind"] = True
     into = str(out.dtype).removeprefix("torch.")
     words = [*(part for part, there in parts.items() if there), "into", into]
-    key = f"linear {x.shape[0]} {x.shape[1]} {out.shape[1]} {' '.join(words)}"
-    launcher.fastest(key, ways, x, out)
-
-
-def _finish_launch(
-    launcher: Launcher,
-    product: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    out_scale: Tensor | None,
-    gelu: bool,
-    accumulate: bool,
-) -> None:
-    """out = act(product + bias) + (accumulate ? out : 0)."""
-    wide = out.dtype is torch.float32
-    suffix = stream_suffix("linear", "out", out) if wide else output_suffix("linear", out)
-    require_bf16_rows("linear", bias=bias)
-    rows, width = out.shape
-    sizes = (width, product.stride(0), out.stride(0), int(gelu), int(accumulate))
-    grid = (blocks(width, 8 * 256), rows)
-    launcher.launch(f"product_rows_{suffix}", grid, 256, (product, bias, out, out_scale, *sizes))
+    return f"linear {x.shape[0]} {x.shape[1]} {out.shape[1]} {' '.join(words)}"
 
 
 def linear_operands(

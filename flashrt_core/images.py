@@ -11,6 +11,7 @@ Refused by name, because a guess would feed a policy silently wrong colours: 16U
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -153,20 +154,24 @@ class Frame:
 
     def picture(self) -> Picture:
         """How a device is to read the bytes; its place on a square is not set."""
-        layout = self.layout
-        encoding = TABLE[layout.encoding]
-        parts = encoding.picks
-        if encoding.kind is Kind.WIDE:
-            parts = (0, 1, 0) if layout.big_endian else (1, 0, 0)
-        return Picture(
-            encoding.kind,
-            layout.height,
-            layout.width,
-            layout.step,
-            encoding.channels * encoding.sample_bytes,
-            *parts,
-            turns=self.rotation_deg // 90,
-        )
+        return _picture(self.layout, self.rotation_deg)
+
+
+@lru_cache(maxsize=64)  # cameras send the same layout again and again
+def _picture(layout: ImageLayout, rotation_deg: int) -> Picture:
+    encoding = TABLE[layout.encoding]
+    parts = encoding.picks
+    if encoding.kind is Kind.WIDE:
+        parts = (0, 1, 0) if layout.big_endian else (1, 0, 0)
+    return Picture(
+        encoding.kind,
+        layout.height,
+        layout.width,
+        layout.step,
+        encoding.channels * encoding.sample_bytes,
+        *parts,
+        turns=rotation_deg // 90,
+    )
 
 
 def frame_of(message: RawImage, required: str = "", rotation_deg: int = 0) -> Frame:

@@ -19,11 +19,11 @@ from .c_interface.export import Export
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .decision import Decision, check_finite
-from .drawing import NOISE, SEEDS, Noise, NoiseInputs, checked_value, noise_for
+from .drawing import NOISE, SEEDS, Noise, checked_value, noise_for
 from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
-from .guidance import Guide, Previous
+from .guidance import Previous
 from .images import Frame
 from .past import Past
 from .policies.base import Observation, Processor
@@ -47,11 +47,9 @@ class Session:
     def __init__(self, engine: Engine, name: str, host: HostState) -> None:
         self.name = name
         self.engine = engine
-        self.ledger = Ledger(engine.contract)
+        self.ledger = Ledger(engine.contract, host.lineage)
         self._host = host
-        self._guide = Guide(engine.contract, engine.processor)
         self.past = Past(engine.contract, engine.processor)
-        self._noise = NoiseInputs(engine.contract)
 
     @property
     def contract(self) -> Contract:
@@ -220,7 +218,7 @@ class Session:
                 chunk, in robot units; None: what was decided. Decisions start where a chunk ends.
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
-        previous = self._guide.checked(previous)
+        previous = self.engine.guide.checked(previous)
         made = self.ledger.is_made(self.contract.decision_stages[-1].name)
         self.past.check_decide(observation, self._host, made, self.name)
         if observation is not None:
@@ -253,7 +251,7 @@ class Session:
         SessionError in a policy with a history, whose stages change what they read.
         """
         self.past.check_alone("the last stage alone")
-        previous = self._guide.checked(previous)
+        previous = self.engine.guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
         self._write_guidance(previous)
@@ -270,8 +268,9 @@ class Session:
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
         self.past.check_boundary(f"capsule {name!r}")
-        copier = self.engine.admit(self).copier
-        return self.engine.store.save(name, self.name, self.host_state(), copier)
+        engine = self.engine
+        copier = engine.admit(self).copier
+        return engine.capsules.save(name, self.name, self.host_state(), copier)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.
@@ -279,11 +278,11 @@ class Session:
         The input windows count as unwritten afterwards: ``act`` may follow at once, a new context
         needs a new observation. CapsuleError when unknown or foreign; nothing changes then.
         """
-        store = self.engine.store
-        info = store.info(name)
-        copier = self.engine.admit(self).copier
-        self.resume(store.load(name, self.name, copier))
-        return info
+        engine = self.engine
+        held = engine.store.find(name, self.name)
+        engine.admit(self, held)
+        self.resume(held.host)
+        return held.info()
 
     def export(self) -> Export:
         """Let a host of this process drive this session through the C interface.
@@ -296,10 +295,10 @@ class Session:
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
-        lineage = self.ledger.lineage()
-        if self._host.lineage is not lineage:
-            self._host = replace(self._host, lineage=lineage)
-        return self._host
+        host = self._host
+        if self.ledger.told is not host.lineage:
+            host = self._host = replace(host, lineage=self.ledger.lineage())
+        return host
 
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
@@ -364,16 +363,16 @@ class Session:
             self._shape(),
             variant=variant,
             outputs=(self.contract.output(ACTIONS).buffer,),
-            meanwhile=partial(self._noise.drawn, self._host.seed, self._host.decisions + 1),
+            meanwhile=partial(self.engine.noise.drawn, self._host.seed, self._host.decisions + 1),
         )
 
     def _write_noise(self, noise: Noise | None) -> None:
-        for spec, value in self._noise.values(noise, self._host.seed, self._host.decisions):
+        for spec, value in self.engine.noise.values(noise, self._host.seed, self._host.decisions):
             self._fill(spec, value)
 
     def _write_guidance(self, previous: Previous | None) -> None:
         """Every decision says anew what guides it: what guided the last one is past."""
-        for name, value in self._guide.windows(previous, self._host.robot_state).items():
+        for name, value in self.engine.guide.windows(previous, self._host.robot_state).items():
             self._fill(self.contract.input(name), value)
 
     def _finish(self, timings: dict[str, float]) -> Decision:

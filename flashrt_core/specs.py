@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+from typing import NamedTuple
 
 
 class DType(StrEnum):
@@ -58,8 +59,7 @@ class Rate(StrEnum):
     CHUNK = "chunk"
 
 
-@dataclass(frozen=True, order=True)
-class ShapeKey:
+class ShapeKey(NamedTuple):
     """The sizes a captured variant is fixed to.
 
     ``prompt_tokens`` is a bucket: a prompt of that many tokens or fewer fits. ``horizon`` counts

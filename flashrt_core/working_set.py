@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .capsule.state import RegionCopier
+from .capsule.store import Held
 from .contract import BufferSpec, Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane, Segment
@@ -65,29 +66,42 @@ class WorkingSet:
         self.resident: Session | None = None
         self.programs = _capture(device, contract, buffers, body)
 
-    def admit(self, session: Session, parking: Mapping[str, Tensor], parked: set[str]) -> Traffic:
+    def admit(
+        self,
+        session: Session,
+        parking: Mapping[str, Tensor],
+        parked: set[str],
+        traffic: Traffic,
+        capsule: Held | None,
+    ) -> None:
         """Make ``session`` the one whose state the buffers hold.
 
         Args:
-            session: one of this set.
+            session: one of this set that does not have them.
             parking: slots of the sessions, by name.
             parked: names of those whose state is in their slot; kept up to date.
+            traffic: to add to what it costs.
+            capsule: brought instead of what is parked, which it replaces.
+
+        Where the device fails nothing that was parked is lost.
         """
-        traffic = Traffic()
-        outgoing, self.resident = self.resident, session
+        outgoing = self.resident
         if outgoing is not None:
-            traffic.switches = 1
-            shape = outgoing.shape
-            if shape is not None and outgoing.host_state().lineage.made:
-                self.copier.save(shape, parking[outgoing.name], outgoing.turn)
-                traffic.nbytes += self.copier.nbytes(shape, outgoing.turn)
+            host = outgoing.host_state()
+            if host.shape is not None and host.lineage.made:
+                self.copier.save(host.shape, parking[outgoing.name], host.turn)
+                traffic.nbytes += self.copier.nbytes(host.shape, host.turn)
                 parked.add(outgoing.name)
+            traffic.switches += 1
             outgoing.ledger.lose_windows()
-        if session.name in parked and session.shape is not None:
+            self.resident = None  # should the rest fail, the buffers hold nobody's state
+        if capsule is not None and capsule.host.shape is not None:
+            self.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
+        elif session.name in parked and session.shape is not None:
             self.copier.load(session.shape, parking[session.name], session.turn)
             traffic.nbytes += self.copier.nbytes(session.shape, session.turn)
-            parked.discard(session.name)
-        return traffic
+        parked.discard(session.name)
+        self.resident = session
 
 
 def set_specs(contract: Contract, index: int) -> list[BufferSpec]:

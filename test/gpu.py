@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.kernels.op import Lane
 from flashrt_core.session import Session
 
@@ -18,6 +19,20 @@ requires_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+
+
+@contextmanager
+def cuda_device(**options: Any) -> Iterator[Any]:
+    """A CUDA device for single ops; ``options`` as it takes them."""
+    from flashrt_core.devices.cuda import CudaDevice
+
+    device = CudaDevice(**options)
+    try:
+        # Products are timed on weights anywhere in the device's memory.
+        device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
+        yield device
+    finally:
+        device.close()
 
 
 def run(device: Any, body: Callable[[Lane], None]) -> Any:
@@ -44,16 +59,18 @@ DECISION_CALLS = {
     "cuStreamSynchronize": 1,
     "cuEventElapsedTime": 2,
 }
-#: What goes between buffers and a slot is in a graph; a slot is one piece. None of them waits.
+#: Between memory of the GPU a kernel of our own copies; to the host and back the copy engines, what
+#: is in pieces in a graph. None of them waits.
 CAPSULE_CALLS = {
-    "snapshot": {"cuGraphLaunch": 1},
-    "restore": {"cuGraphLaunch": 1},
-    "fork": {"cuMemcpyAsync": 1},
-    "live fork": {"cuGraphLaunch": 1},
+    "snapshot": {"cuLaunchKernel": 1},
+    "restore": {"cuLaunchKernel": 1},
+    "fork": {"cuLaunchKernel": 1},
+    "live fork": {"cuLaunchKernel": 1},
     "to host": {"cuMemcpyAsync": 1},
     "restore from host": {"cuGraphLaunch": 1},
     "to device": {"cuMemcpyAsync": 1},
-    "switch": {"cuGraphLaunch": 2},
+    "switch": {"cuLaunchKernel": 2},
+    "restore behind another": {"cuLaunchKernel": 2},
 }
 
 
@@ -73,6 +90,7 @@ def capsule_calls(session: Session) -> dict[str, dict[str, int]]:
         "restore from host": lambda: session.restore("mark"),
         "to device": lambda: store.to_device("mark"),
         "switch": lambda: engine.admit(other),
+        "restore behind another": lambda: session.restore("mark"),
     }
     other.select_shape(engine.contract.shapes[0])
     found = {}

@@ -57,15 +57,21 @@ class Promise:
 
 
 _OVERLAPPING = r"(90a|100a|110a|120a)"  # with programmatic dependent launch
-_FEW_ROWS = r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual)_.*"
+_FEW_ROWS = (
+    r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear_k\d+"
+    r"|layer_norm_attention)_.*"
+)
 
 PROMISES = (
     Promise(
-        r".*", WAIT, "a kernel that may start early waits for those in front",
+        r"(?!copy_pieces).*", WAIT, "a kernel that may start early waits for those in front",
         architectures=_OVERLAPPING,
     ),
+    Promise(r"copy_pieces", r"LDG\.E\.128", "what is aligned is read 16 bytes at a time"),
+    Promise(r"copy_pieces", r"STG\.E\.128", "what is aligned is written 16 bytes at a time"),
     Promise(
-        r"(?!action_in).*", TRIGGER, "the next kernel is to get ready while this one waits",
+        r"(?!action_in|copy_pieces).*", TRIGGER,
+        "the next kernel is to get ready while this one waits",
         before=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(
@@ -93,12 +99,12 @@ PROMISES = (
     ),
     Promise(_FEW_ROWS + r"_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(r"attention_(?!rows).*(?<!_sm90)", MMA, "attention runs on the tensor cores"),
-    Promise(r"geglu_linear_.*_bf16_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
+    Promise(r"glu_linear_.*_bf16_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(
-        r"geglu_linear_.*_sm90", r"UTMALDG\.4D \[", "weights are on their way before the wait",
+        r"glu_linear_.*_sm90", r"UTMALDG\.4D \[", "weights are on their way before the wait",
         before=WAIT,
     ),
-    Promise(r"geglu_linear_.*_fp8_sm90", r"QGMMA\.64x", "products of E4M3 at their own rate"),
+    Promise(r"glu_linear_.*_fp8_sm90", r"QGMMA\.64x", "products of E4M3 at their own rate"),
     Promise(r"attention_.*_sm90", r"HGMMA\.64x256x16", "the body of Hopper uses wgmma"),
     Promise(r".*_sm90", r"[HQ]GMMA|UTMALDG", "what has this ending needs Hopper"),
 )  # fmt: skip

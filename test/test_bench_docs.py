@@ -146,7 +146,10 @@ def folder(tmp_path: Path) -> Path:
     for name in ("", "_forks", "_node", "_node_150ms"):
         found = eval_result("cpu fp32, replace, +150 ms", "cpu fp32, ensemble, +150 ms")
         (others / f"eval_tabletop{name}.json").write_text(json.dumps(found))
-    (tmp_path / "node_pi05.json").write_text(json.dumps(node_result(gpu={"name": "GPU"})))
+    gpu = {"gpu": {"name": "GPU"}}
+    (tmp_path / "node_pi05.json").write_text(json.dumps(node_result(**gpu)))
+    found = eval_result("reference", "cuda bf16", "cuda fp8")
+    (tmp_path / "eval_tabletop.json").write_text(json.dumps(found | gpu))
     made = {"bf16": bench_result(), "precision": precision_result(), "soak": soak_result()}
     made |= {"capsule": capsule_result(), "fp8": low_bit_result()}
     for name, result in made.items():
@@ -256,6 +259,12 @@ def test_a_file_that_does_not_do_is_one_line(
         bench_docs.fill(block(first), tmp_path)
     said = str(raised.value)
     assert "\n" not in said and path.name in said and "; make it by " in said
+
+
+def test_a_tier_of_the_cpu_is_none_of_a_gpu(folder: Path) -> None:
+    (folder / "eval_tabletop.json").write_text(json.dumps(eval_result("reference", "cpu fp8")))
+    with pytest.raises(ToolError, match="got cpu fp8; make it by .* cuda:bf16,cuda:fp8"):
+        bench_docs.fill(block("eval_gpu"), folder)
 
 
 def test_a_run_without_a_trace_is_told_the_option(folder: Path) -> None:

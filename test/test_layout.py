@@ -48,6 +48,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.gemm",
         "flashrt_core.weights",
         "flashrt_core.checkpoint",
+        "flashrt_core.safetensors_file",
         "flashrt_core.tensors",
         "flashrt_core.image_layout",
         "flashrt_core.images",

@@ -197,7 +197,8 @@ def capsules(result: Result) -> str:
     """A line a number, a column a case."""
     cases = result["cases"]
     rows = [["bytes", *(f"{case['bytes']:,}" for case in cases)]]
-    for label, name in CAPSULE_ROWS.items():
+    known = {label: name for label, name in CAPSULE_ROWS.items() if name in cases[0]}
+    for label, name in known.items():  # an older run lacks what was added since
         times = [case[name] for case in cases]
         rows.append([label, *(f"{each['p50']:.1f} / {each['p95']:.1f}" for each in times)])
     ratios = {
@@ -291,6 +292,7 @@ BLOCKS = {
     "node_cpu": Block("../cpu/node_pi05.json", node_record),
     "node_gpu": Block("node_pi05.json", node_record),
     "eval": Block("../cpu/eval_tabletop.json", directly),
+    "eval_gpu": Block("eval_tabletop.json", directly),
     "eval_forks": Block("../cpu/eval_tabletop_forks.json", states),
     "eval_node": Block("../cpu/eval_tabletop_node.json", looped),
     "eval_delay": Block("../cpu/eval_tabletop_node_150ms.json", looped),

@@ -34,6 +34,8 @@ FILES = (
     "test/kernels/test_cuda_guidance.py",
     "test/kernels/test_cuda_images.py",
     "test/kernels/test_cuda_low_bit.py",
+    "test/kernels/test_cuda_widened.py",
+    "test/kernels/test_cuda_few_rows.py",
 )
 #: Beginnings of test ids. Each must select something, so that none is forgotten when tests move.
 PICKED = (
@@ -75,6 +77,28 @@ PICKED = (
     "test_expert_ops_with_int8_weights[15]",
     "test_expert_ops_with_int8_weights[50]",
     "test_expert_ops_with_int8_weights[62]",
+    "test_layer_norm_without_gain[3-8",
+    "test_layer_norm_into_a_float32_stream",
+    "test_normalised_heads[5-3-1-64]",
+    "test_grouped_patches[64]",
+    "test_attention_of_views[1]",
+    "test_rows_turn_and_attend[512-3-3-64",
+    "test_attention_of_many_heads[36-36",
+    "test_attention_of_many_heads[17-5",
+    "test_causal_attention[16-8-128-17]",
+    "test_causal_attention[4-2-32-17]",
+    "test_keys_beyond_a_length_are_not_read[41-32",
+    "test_fused_silu_tiles[191",
+    "test_additions_and_narrowing_copies",
+    "test_entry_of_wide_actions[97-64",
+    "test_end_of_a_step_without_a_norm[9-3072",
+    "test_norm_in_front_of_few_rows[41-96-1536",
+    "test_norm_in_front_of_few_rows[41-1024-1536",
+    "test_few_rows_into_the_stream[41-96-6144",
+    "test_few_rows_into_the_stream[40-1024-1536",
+    "test_few_rows_with_int8_weights[41-128",
+    "test_queries_behind_a_norm_attend[13-5-2",
+    "test_rows_behind_a_norm_attend_to_each_other[17-2",
 )
 #: Of these, what racecheck does not run: it looks at shared memory, where cuBLASLt's kernels work
 #: and ours do not, and under it those do not come to their end.

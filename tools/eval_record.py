@@ -79,7 +79,8 @@ def draw_strategies(result: Result, path: Path) -> None:
 
 def _origin(result: Result) -> str:
     where = result["machine"]
-    said = f"`{result['command']}` on {where['cores']} cores of {where['cpu']}, commit"
+    gpu = f"an {result['gpu']['name']} and " if result.get("gpu") else ""
+    said = f"`{result['command']}` on {gpu}{where['cores']} cores of {where['cpu']}, commit"
     return wrap([f"{said} {result['commit']}:"]) + "\n\n"
 
 

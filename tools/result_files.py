@@ -18,8 +18,11 @@ from flashrt_core.files import read_json
 FOLDER = "bench/results/h200"
 #: Beside it, results of machines without a GPU: of the small policy.
 CPU_FOLDER = "bench/results/cpu"
-#: File -> what makes it, from the root of the checkout; its --output follows.
+#: File -> what makes it, from the root of the checkout; its --output follows. With its folder where
+#: the other one's is made in another way.
 COMMANDS = {
+    "h200/eval_tabletop.json": "flashrt eval tabletop --episodes 200"
+    " --precision cuda:bf16,cuda:fp8",
     "eval_tabletop.json": "flashrt eval tabletop --precision fp32,bf16,fp8 --episodes 200",
     "eval_tabletop_forks.json": "flashrt eval tabletop --no-reference --episodes 50 --forks 4"
     " --resume",
@@ -65,6 +68,9 @@ def _on_cpu(path: Path) -> bool:
 
 def _not_true(result: Result) -> str:
     """What else than the true size on a GPU a result is of; empty where it is of that."""
+    if tiers := result.get("tiers"):  # of a task's own policy; each tier says where it ran
+        names = (tier["name"] for tier in tiers)
+        return next((name for name in names if not name.startswith(("cuda ", "reference"))), "")
     words = shlex.split(result["command"])
     values = {}
     for word, after in zip(words, [*words[1:], ""], strict=True):
@@ -90,7 +96,8 @@ def _fields(value: Any) -> Any:
 def of_file(path: Path) -> Iterator[None]:
     """Whatever a file lacks, or has in another form, is a ToolError that names it."""
     folder = CPU_FOLDER if _on_cpu(path) else FOLDER
-    remedy = f"make it by {COMMANDS[path.name]} --output {folder}/{path.name}"
+    command = COMMANDS.get(f"{path.parent.name}/{path.name}", COMMANDS[path.name])
+    remedy = f"make it by {command} --output {folder}/{path.name}"
     try:
         yield
     except ToolError as error:

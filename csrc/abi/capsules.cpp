@@ -89,11 +89,7 @@ flashrt_status Engine::restore(uint32_t index, const char *name) {
     return fail(FLASHRT_E_CAPSULE, "capsule '%.100s': expected one of session '%.100s', got one of '%.100s'; fork it instead",
                 name, seat.name, shelf.slot.session);
   }
-  FLASHRT_TRY(admit(index));
-  Use use(*this);
-  FLASHRT_TRY(use.status());
-  ledger(index).forget();  // in case the copy fails halfway
-  FLASHRT_TRY(move(index, shelf.slot.shape, shelved(found), false));
+  FLASHRT_TRY(admit(index, found));
   seat.held = shelf.held;
   copy_staged(seat.staged_block, shelf.staged_block);
   ledger(index).restored();
@@ -162,7 +158,10 @@ flashrt_status Engine::fork(Engine &from, uint32_t index, const char *capsule, E
       // its session, which is free, since the session is resident.
       if (shelf == nullptr) FLASHRT_TRY(from.move(index, held.shape, same ? chosen : index, true));
       const uint64_t source = shelf != nullptr ? shelf->address : parent.parking;
-      if (shelf != nullptr || !same) FLASHRT_TRY(from.device_->copy(seat.parking, source, from.slot_bytes(held.shape)));
+      if (shelf != nullptr || !same) {
+        const bool pinned = shelf != nullptr && shelf->slot.place == FLASHRT_PLACE_HOST;
+        FLASHRT_TRY(from.device_->copy(seat.parking, source, from.slot_bytes(held.shape), pinned));
+      }
     }
     if (!same) FLASHRT_TRY(from.device_->wait());
   }

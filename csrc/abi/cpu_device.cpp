@@ -36,7 +36,7 @@ class CpuDevice final : public Device {
     return FLASHRT_OK;
   }
 
-  flashrt_status copy(uint64_t to, uint64_t from, size_t bytes) override {
+  flashrt_status copy(uint64_t to, uint64_t from, size_t bytes, bool) override {
     std::memcpy(memory(to), memory(from), bytes);
     return FLASHRT_OK;
   }

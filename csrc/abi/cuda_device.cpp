@@ -20,6 +20,8 @@ struct Api {
   int (*cuMemcpyDtoHAsync_v2)(void *, uint64_t, size_t, void *);
   int (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
   int (*cuGraphLaunch)(void *, void *);
+  int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                        void **);
   int (*cuStreamSynchronize)(void *);
   int (*cuEventElapsedTime)(float *, void *, void *);
   int (*cuGetErrorName)(int, const char **);
@@ -49,6 +51,7 @@ flashrt_status load(const char *file, Api &api) {
   FLASHRT_FIND(cuMemcpyDtoHAsync_v2);
   FLASHRT_FIND(cuMemcpyAsync);
   FLASHRT_FIND(cuGraphLaunch);
+  FLASHRT_FIND(cuLaunchKernel);
   FLASHRT_FIND(cuStreamSynchronize);
   FLASHRT_FIND(cuEventElapsedTime);
   FLASHRT_FIND(cuGetErrorName);
@@ -58,9 +61,18 @@ flashrt_status load(const char *file, Api &api) {
 
 void *event(uint64_t handle) { return reinterpret_cast<void *>(static_cast<uintptr_t>(handle)); }
 
+// The parameter of the kernel that copies, csrc/ops/copy_pieces.cu.
+struct CopyPlan {
+  flashrt_piece piece[FLASHRT_COPY_PIECES];
+  uint64_t count;
+};
+
+constexpr uint64_t kMostCopied = 0xFFFFFFFFu;  // bytes of a piece
+
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const Api &api, void *context, void *stream) : api_(api), context_(context), stream_(stream) {}
+  CudaDevice(const Api &api, const flashrt_handover &plan)
+      : api_(api), context_(plan.context), stream_(plan.stream), copier_(plan.copier), copy_blocks_(plan.copy_blocks) {}
 
   flashrt_status enter() override {
     void *current = nullptr;
@@ -94,11 +106,17 @@ class CudaDevice final : public Device {
   }
 
   // Addresses of pinned host memory are the GPU's too.
-  flashrt_status copy(uint64_t to, uint64_t from, size_t bytes) override {
-    return called("cuMemcpyAsync", api_.cuMemcpyAsync(to, from, bytes, stream_));
+  flashrt_status copy(uint64_t to, uint64_t from, size_t bytes, bool pinned) override {
+    if (pinned || bytes > kMostCopied) {
+      return called("cuMemcpyAsync", api_.cuMemcpyAsync(to, from, bytes, stream_));
+    }
+    const flashrt_piece piece{to, from, bytes, 1, bytes, bytes};
+    return copy_pieces(&piece, 1);
   }
 
-  flashrt_status transfer(const flashrt_transfer &planned) override { return launch(planned.executable); }
+  flashrt_status transfer(const flashrt_transfer &planned) override {
+    return planned.executable != nullptr ? launch(planned.executable) : copy_pieces(planned.piece, planned.pieces);
+  }
 
   flashrt_status launch(uint32_t, const flashrt_program &program) override { return launch(program.graph.executable); }
 
@@ -118,6 +136,18 @@ class CudaDevice final : public Device {
   }
 
  private:
+  flashrt_status copy_pieces(const flashrt_piece *piece, uint32_t count) {
+    if (count > FLASHRT_COPY_PIECES) {
+      return fail(FLASHRT_E_INTERNAL, "copy: expected at most %d pieces, got %u", FLASHRT_COPY_PIECES, count);
+    }
+    CopyPlan plan{};
+    std::memcpy(plan.piece, piece, count * sizeof *piece);
+    plan.count = count;
+    void *parameters[] = {&plan};  // the driver has read it when it returns
+    return called("cuLaunchKernel", api_.cuLaunchKernel(copier_, copy_blocks_, 1, 1, FLASHRT_COPY_THREADS, 1, 1, 0, stream_,
+                                                        parameters, nullptr));
+  }
+
   flashrt_status launch(void *executable) {
     return called("cuGraphLaunch", api_.cuGraphLaunch(executable, stream_));
   }
@@ -133,6 +163,8 @@ class CudaDevice final : public Device {
   Api api_;
   void *context_;
   void *stream_;
+  void *copier_;
+  uint32_t copy_blocks_;
   bool pushed_ = false;  // under the engine's lock
 };
 
@@ -140,11 +172,11 @@ class CudaDevice final : public Device {
 
 flashrt_status open_cuda(const flashrt_handover &plan, std::unique_ptr<Device> &out) {
   Api api{};
-  if (plan.driver == nullptr || plan.context == nullptr || plan.stream == nullptr) {
-    return fail(FLASHRT_E_ARGUMENT, "device 'cuda': expected a driver, a context and a stream, got null");
+  if (plan.driver == nullptr || plan.context == nullptr || plan.stream == nullptr || plan.copier == nullptr) {
+    return fail(FLASHRT_E_ARGUMENT, "device 'cuda': expected a driver, a context, a stream and a kernel, got null");
   }
   FLASHRT_TRY(load(plan.driver, api));
-  out = std::make_unique<CudaDevice>(api, plan.context, plan.stream);
+  out = std::make_unique<CudaDevice>(api, plan);
   return FLASHRT_OK;
 }
 

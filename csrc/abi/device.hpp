@@ -23,7 +23,8 @@ class Device {
   // In the order of the calls; done when wait() returns.
   virtual flashrt_status write(uint64_t to, const uint8_t *from, size_t bytes) = 0;
   virtual flashrt_status read(uint8_t *to, uint64_t from, size_t bytes) = 0;
-  virtual flashrt_status copy(uint64_t to, uint64_t from, size_t bytes) = 0;
+  // One slot to another; `pinned`: one of them is memory of the host.
+  virtual flashrt_status copy(uint64_t to, uint64_t from, size_t bytes, bool pinned) = 0;
   virtual flashrt_status transfer(const flashrt_transfer &planned) = 0;
   virtual flashrt_status launch(uint32_t index, const flashrt_program &program) = 0;
   virtual flashrt_status wait() = 0;

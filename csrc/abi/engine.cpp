@@ -139,14 +139,14 @@ flashrt_status Engine::select_shape(uint32_t index, uint32_t shape) {
   return FLASHRT_OK;
 }
 
-// Makes a session the one whose state the buffers of its set hold.
-flashrt_status Engine::admit(uint32_t index) {
+flashrt_status Engine::admit(uint32_t index, uint32_t shelf) {
   flashrt_seat &seat = plan_.seat[index];
   uint32_t &resident = plan_.resident[seat.working_set];
-  if (resident == index) return FLASHRT_OK;
+  if (resident == index && shelf == FLASHRT_NONE) return FLASHRT_OK;
   Use use(*this);
   FLASHRT_TRY(use.status());
-  if (resident != FLASHRT_NONE) {
+  const bool stays = resident == index;
+  if (!stays && resident != FLASHRT_NONE) {
     flashrt_seat &outgoing = plan_.seat[resident];
     if (outgoing.held.shape != FLASHRT_NONE && outgoing.held.made != 0) {
       FLASHRT_TRY(move(resident, outgoing.held.shape, resident, true));
@@ -154,13 +154,18 @@ flashrt_status Engine::admit(uint32_t index) {
       outgoing.parked = 1;
     }
     ++plan_.switches;
+    resident = FLASHRT_NONE;  // in case what follows fails: then the buffers hold nobody's state
   }
-  resident = FLASHRT_NONE;  // in case what follows fails: then the buffers hold nobody's state
-  if (seat.parked != 0 && seat.held.shape != FLASHRT_NONE) {
+  if (shelf != FLASHRT_NONE) {
+    // What is parked is not brought: the capsule takes its place. Should the copy fail halfway, it is still there.
+    if (stays) ledger(index).forget();
+    FLASHRT_TRY(move(index, plan_.shelf[shelf].slot.shape, shelved(shelf), false));
+  } else if (seat.parked != 0 && seat.held.shape != FLASHRT_NONE) {
     FLASHRT_TRY(move(index, seat.held.shape, index, false));
     plan_.moved_bytes += slot_bytes(seat.held.shape);
-    seat.parked = 0;
   }
+  seat.parked = 0;
+  if (stays) return FLASHRT_OK;
   resident = index;
   Desk &desk = desks_[index];
   for (uint32_t input = 0; input < plan_.inputs; ++input) {

@@ -77,7 +77,8 @@ class Engine {
   }
 
   // All below with the lock held.
-  flashrt_status admit(uint32_t seat);
+  // Makes a session the one whose state the buffers of its set hold: its own, or that of a capsule.
+  flashrt_status admit(uint32_t seat, uint32_t shelf = FLASHRT_NONE);
   flashrt_status send(uint32_t seat);
   flashrt_status replay(uint32_t seat, uint64_t stages, flashrt_report *report);
   // Regions of a seat's buffers to a place, or back. Places: parking slots of the seats, then shelves.

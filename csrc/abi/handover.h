@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-#define FLASHRT_HANDOVER_VERSION 2u
+#define FLASHRT_HANDOVER_VERSION 3u
+enum { FLASHRT_COPY_PIECES = 8, FLASHRT_COPY_THREADS = 512 };
 enum { FLASHRT_FOREIGN_PROMPT = 1, FLASHRT_FOREIGN_OBSERVATION = 2 };
 
 /* What a session knows outside the buffers, and a capsule holds beside the bytes of its regions. */
@@ -56,14 +57,15 @@ typedef struct flashrt_program {
   const uint64_t *events; /* CUevent: one before the first stage and one behind each */
 } flashrt_program;
 
-/* `rows` runs of `width` bytes from one address to another; pitches in bytes. */
+/* `rows` runs of `width` bytes from one address to another; pitches in bytes. The kernel that copies takes
+ * FLASHRT_COPY_PIECES of them as they are, and a count behind. */
 typedef struct flashrt_piece {
   uint64_t to, from, width, rows, to_pitch, from_pitch;
 } flashrt_piece;
 
 /* What Python planned at configure: the regions of a shape on their way to a slot, or back. */
 typedef struct flashrt_transfer {
-  void *executable; /* CUgraphExec of all pieces; null on the CPU */
+  void *executable; /* CUgraphExec of all pieces; null where the kernel copies them, and on the CPU */
   const flashrt_piece *piece;
   uint32_t pieces;
   uint32_t reserved;
@@ -95,6 +97,9 @@ typedef struct flashrt_handover {
   const char *driver; /* file name of the CUDA driver library */
   void *context;      /* CUcontext */
   void *stream;       /* CUstream */
+  void *copier;       /* CUfunction of the kernel that copies pieces of the GPU's memory */
+  uint32_t copy_blocks; /* of its launches */
+  uint32_t reserved;
   flashrt_replay_fn replay; /* of the CPU device */
 } flashrt_handover;
 

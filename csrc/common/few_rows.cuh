@@ -8,7 +8,9 @@
 // With kNorm the rows are RMS-normalised and conditioned on the way, without waiting for their mean
 // square: y = r ((x (1 + scale)) W^T) + shift W^T, r = 1 / sqrt(mean(x^2) + eps). x (1 + scale) is
 // rounded to bf16 once, as the normalised row is elsewhere; shift rides along as two more tokens, the
-// last two of kTokens: its bf16 value and the rest. r comes last.
+// last two of kTokens: its bf16 value and the rest. r comes last. With kCentred the norm is that of a
+// layer, which takes the mean m off: y = r ((x g) W^T - m (g W^T)) + shift W^T; `scale` is its gain g,
+// which x is multiplied by as x + x (g - 1), and rides along as two tokens behind those of shift.
 //
 // Weights are bf16, or int8 with a float32 scale a row (S::kWhole): widened to bf16, which holds them
 // exactly, on their way to the tensor cores; the finished sum is multiplied by its row's scale.
@@ -41,15 +43,18 @@ struct FewRowsInput {
   const W* weight;
   const float* weight_scale;  // [N], with kWhole
   const CUtensorMap* tiles;  // of W, instead of `weight` with From::kTiles
-  const float *scale, *shift;  // [K], with kNorm
+  const float *scale, *shift;  // [K], with kNorm; with kCentred also null: 1 and 0
   float eps;
   int tokens, x_stride;
+  const CUtensorMap* rows = nullptr;  // of x, instead of `x` where the copy engine fetches it
 };
 
 template <class S, class Op>
 class FewRows {
  protected:
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
+  // Tokens that are no rows of x: where the first of them is, seen from the end, and how many.
+  static constexpr int kBack = S::kCentred ? 4 : 2, kExtra = S::kNorm ? kBack : 0;
 
   __device__ __forceinline__ FewRows(const FewRowsInput<typename S::Weight>& input, Op& op)
       : in_(input), op_(op), shared_(dynamic_shared()) {
@@ -69,8 +74,8 @@ class FewRows {
 
   // By one thread, before it arrives at the cluster.
   __device__ __forceinline__ void expect_pushes() const {
-    const int rows = in_.tokens + (S::kNorm ? 2 : 0);
-    const int squares = S::kNorm ? in_.tokens * 4 : 0;
+    const int rows = in_.tokens + kExtra;
+    const int squares = S::kNorm ? in_.tokens * (S::kCentred ? 8 : 4) : 0;
     expect_bytes(barrier(kPushed), S::kSplit * (rows * S::kOwn * 16 + squares));
   }
 
@@ -114,6 +119,31 @@ class FewRows {
     return shared_ + S::kShift + part * S::kDepth * 2;
   }
 
+  // Of a centred norm: gain - 1 as bf16, which x is grown by; shift, and the gain that this is, each as
+  // two bf16 rows.
+  __device__ __forceinline__ void fetch_centred() const {
+    for (int k = thread_ * 2; k < S::kDepth; k += S::kThreads * 2) {
+      const int at = split_ * S::kDepth + k;
+      float2 gain = {1.0f, 1.0f}, shift = {0.0f, 0.0f};
+      if (in_.scale) gain = *reinterpret_cast<const float2*>(in_.scale + at);
+      if (in_.shift) shift = *reinterpret_cast<const float2*>(in_.shift + at);
+      const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
+      const float2 grown = unpack2(growth);
+      *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
+      leave_vector(0, k, shift);
+      leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
+    }
+  }
+  __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
+    const uint32_t upper = pack2(v.x, v.y);
+    const float2 rounded = unpack2(upper);
+    *reinterpret_cast<uint32_t*>(vector_row(row) + k * 2) = upper;
+    *reinterpret_cast<uint32_t*>(vector_row(row + 1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
+  }
+  __device__ __forceinline__ unsigned char* vector_row(int row) const {
+    return shared_ + S::kShift + row * S::kVector;
+  }
+
   // x (1 + scale)
   __device__ __forceinline__ static uint4 grow(const uint4& x, const uint4& s) {
     return {grow2(x.x, s.x), grow2(x.y, s.y), grow2(x.z, s.z), grow2(x.w, s.w)};
@@ -135,7 +165,6 @@ class FewRows {
   int thread_, lane_, warp_, split_, tile_;
   float4 row_scales_;  // of this thread's item, with kWhole
 
- private:
   // The sum over the parts, for two neighbouring rows of W.
   __device__ __forceinline__ float2 sum_pair(int token, int row) const {
     const int first = row / S::kPartRows * S::kParts;
@@ -167,11 +196,12 @@ class FewRows {
     return {low.x, low.y, high.x, high.y};
   }
 
-  // shift W^T: its two tokens together.
+  // shift W^T or, behind it, gain W^T: its two tokens together.
+  template <int kFirst = S::kTokens - kBack>
   __device__ __forceinline__ float4 sum_shift(int own, int item) const {
     constexpr bool kPushes = S::kSplit > 1;
-    const float4 a = kPushes ? received(S::kTokens - 2, own) : sum_item(S::kTokens - 2, item);
-    const float4 b = kPushes ? received(S::kTokens - 1, own) : sum_item(S::kTokens - 1, item);
+    const float4 a = kPushes ? received(kFirst, own) : sum_item(kFirst, item);
+    const float4 b = kPushes ? received(kFirst + 1, own) : sum_item(kFirst + 1, item);
     return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
   }
 
@@ -180,6 +210,14 @@ class FewRows {
 #pragma unroll
     for (int part = 0; part < S::kSquareParts; ++part) {
       sum += floats(S::kSquares)[part * S::kTokens + token];
+    }
+    return sum;
+  }
+  __device__ __forceinline__ float sum_totals(int token) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < S::kSquareParts; ++part) {
+      sum += floats(S::kTotals)[part * S::kTokens + token];
     }
     return sum;
   }
@@ -192,14 +230,19 @@ class FewRows {
     const int rank = (warp_ + split_) % S::kSplit, first = warp_ / S::kSplit * 32 + lane_;
     const uint32_t base = remote_address(shared_, rank);
     const uint32_t pushed = base + S::kBarriers + kPushed * 8;
-    const int rows = in_.tokens + (S::kNorm ? 2 : 0);
+    const int rows = in_.tokens + kExtra;
     for (int i = first; i < rows * S::kOwn; i += kStride) {
       const int row = i / S::kOwn, own = i % S::kOwn;
-      const int token = row < in_.tokens ? row : row - in_.tokens + S::kTokens - 2;
+      const int token = row < in_.tokens ? row : row - in_.tokens + S::kTokens - kBack;
       const int at = (split_ * S::kTokens + token) * S::kOwn + own;
       push(base + S::kReceived + at * 16, pushed, sum_item(token, rank * S::kOwn + own));
     }
-    if constexpr (S::kNorm) {
+    if constexpr (S::kCentred) {
+      for (int token = first; token < in_.tokens; token += kStride) {
+        push(base + S::kReceivedSquares + (split_ * S::kTokens + token) * 8, pushed,
+             float2{sum_squares(token), sum_totals(token)});
+      }
+    } else if constexpr (S::kNorm) {
       for (int token = first; token < in_.tokens; token += kStride) {
         push(base + S::kReceivedSquares + (split_ * S::kTokens + token) * 4, pushed,
              sum_squares(token));
@@ -227,25 +270,56 @@ class FewRows {
     return sum;
   }
 
+  // Of a token of a centred norm: its mean, and what its differences from that are multiplied by.
+  __device__ __forceinline__ float2 moments(int token) const {
+    float2 sum = {0.0f, 0.0f};
+    if constexpr (S::kSplit > 1) {
+#pragma unroll
+      for (int from = 0; from < S::kSplit; ++from) {
+        const float2 v =
+            reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[from * S::kTokens + token];
+        sum = {sum.x + v.x, sum.y + v.y};
+      }
+    } else {
+      sum = {sum_squares(token), sum_totals(token)};
+    }
+    const float mean = sum.y * (1.0f / S::kInner);
+    const float variance = fmaxf(sum.x * (1.0f / S::kInner) - mean * mean, 0.0f);
+    return {mean, rsqrtf(variance + in_.eps)};
+  }
+
   __device__ __forceinline__ void finish() {
     constexpr bool kPushes = S::kSplit > 1;
     constexpr bool kSameItem = S::kThreads % S::kOwn == 0;  // a thread's items differ in token only
-    float4 b = {0.0f, 0.0f, 0.0f, 0.0f};
-    if constexpr (S::kNorm && kSameItem) {
+    // So they do with kSteady, which leaves the last threads out: what an item needs is there already.
+    constexpr int kStride = S::kSteady ? S::kThreads / S::kOwn * S::kOwn : S::kThreads;
+    if (S::kSteady && thread_ >= kStride) return;
+    float4 b = {0.0f, 0.0f, 0.0f, 0.0f}, g = {0.0f, 0.0f, 0.0f, 0.0f};
+    if constexpr (S::kCentred) {
+      static_assert(S::kSteady, "an item a thread");
+      const int own = thread_ % S::kOwn;
+      b = sum_shift(own, split_ * S::kOwn + own);
+      g = sum_shift<S::kTokens - 2>(own, split_ * S::kOwn + own);
+    }
+    if constexpr (S::kNorm && !S::kCentred && kSameItem) {
       const int own = thread_ % S::kOwn;
       if (thread_ < in_.tokens * S::kOwn) b = sum_shift(own, split_ * S::kOwn + own);
     }
-    for (int i = thread_; i < in_.tokens * S::kOwn; i += S::kThreads) {
+    for (int i = thread_; i < in_.tokens * S::kOwn; i += kStride) {
       const int token = i / S::kOwn, own = i % S::kOwn, item = split_ * S::kOwn + own;
-      if (Op::kFetches && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
-        op_.prepare(tile_, item);
+      if (Op::kFetches && S::kMaxTokens * S::kOwn > S::kThreads && i >= kStride) {
+        if constexpr (!S::kSteady) op_.prepare(tile_, item);
         op_.fetch(tile_, token, item, in_.tokens);
       }
-      if (!kSameItem && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
+      if (!kSameItem && !S::kSteady && S::kMaxTokens * S::kOwn > S::kThreads && i >= S::kThreads) {
         fetch_row_scales(item);
       }
       float4 y = kPushes ? received(token, own) : sum_item(token, item);
-      if constexpr (S::kNorm) {
+      if constexpr (S::kCentred) {
+        const float2 m = moments(token);
+        y = {(y.x - m.x * g.x) * m.y + b.x, (y.y - m.x * g.y) * m.y + b.y,
+             (y.z - m.x * g.z) * m.y + b.z, (y.w - m.x * g.w) * m.y + b.w};
+      } else if constexpr (S::kNorm) {
         const float squares = kPushes ? received_squares(token) : sum_squares(token);
         const float r = rsqrtf(squares * (1.0f / S::kInner) + in_.eps);
         if constexpr (!kSameItem) b = sum_shift(own, item);

@@ -33,7 +33,7 @@ class WarpgroupProduct;
 
 // kTokens: n of the products; kSteps: 64-wide pieces of K a warpgroup; kAhead: steps of x in flight.
 template <int kTokens_, int kSteps_, int kSplit_, From kWeights_, int kAhead_, bool kNorm_,
-          class Weight_ = bf16>
+          class Weight_ = bf16, bool kCentred_ = false>
 struct WarpgroupShape {
   template <class Op>
   using Product = WarpgroupProduct<WarpgroupShape, Op>;
@@ -43,7 +43,9 @@ struct WarpgroupShape {
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
-  static constexpr int kMaxTokens = kTokens - (kNorm ? 2 : 0);  // the last two carry shift
+  static constexpr bool kCentred = kCentred_, kSteady = kCentred_;
+  // The last two carry shift, with kCentred the last four shift and gain.
+  static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
   static constexpr int kGroupDepth = 64 * kSteps, kDepth = kGroupDepth * kGroups;
   static constexpr int kInner = kDepth * kSplit;
@@ -69,10 +71,13 @@ struct WarpgroupShape {
   static constexpr int kSummed = kPartials + kGroups * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
-  static constexpr int kSquares = kShift + (kNorm ? kDepth * 4 : 0);
-  static constexpr int kReceived = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kVector = kDepth * 2;
+  static constexpr int kSquares = kShift + kSpecial * kVector;
+  static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kReceived = kTotals + (kCentred ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
-  static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 4 : 0);
+  static constexpr int kBarriers =
+      kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * (kCentred ? 8 : 4) : 0);
   static constexpr int kSharedBytes = (kBarriers + (1 + (kTiles ? kSteps : kGroups)) * 8 + 15) / 16 * 16;
 };
 
@@ -106,7 +111,9 @@ class WarpgroupProduct : FewRows<S, Op> {
     set_barriers();
     if constexpr (S::kRegisters) fetch_weights();
     if constexpr (S::kBulk) fetch_rows();
-    if constexpr (S::kNorm) {
+    if constexpr (S::kCentred) {
+      this->fetch_centred();
+    } else if constexpr (S::kNorm) {
       this->fetch_scale();
       this->fetch_shift();
     }
@@ -209,7 +216,8 @@ class WarpgroupProduct : FewRows<S, Op> {
 
   // Puts a step of x, conditioned, where the products read it.
   __device__ __forceinline__ void stage_tokens(int step, uint32_t columns,
-                                               float (&squares)[S::kPieces]) const {
+                                               float (&squares)[S::kPieces],
+                                               float (&totals)[S::kPieces]) const {
     const uint32_t k = first_k(group_, columns) + piece_k_;
     uint4 scale = {};
     if constexpr (S::kNorm) scale = *reinterpret_cast<const uint4*>(shared_ + S::kScale + k * 2);
@@ -220,9 +228,10 @@ class WarpgroupProduct : FewRows<S, Op> {
       uint4 x = tokens_[step % S::kAhead][i];
       if constexpr (S::kNorm) {
         add_squares(squares[i], x);
+        if constexpr (S::kCentred) add_totals(totals[i], x);
         x = this->grow(x, scale);
-        if (i == S::kPieces - 1 && token >= S::kTokens - 2) {
-          x = *reinterpret_cast<const uint4*>(this->shift_row(token - S::kTokens + 2) + k * 2);
+        if (i == S::kPieces - 1 && token >= S::kTokens - S::kSpecial) {
+          x = *reinterpret_cast<const uint4*>(this->vector_row(token - S::kTokens + S::kSpecial) + k * 2);
         }
       }
       put(stage(step) + first_token_ * 128 + i * 2048, first_token_ & 7, x);
@@ -257,16 +266,26 @@ class WarpgroupProduct : FewRows<S, Op> {
     asm volatile("" : "+f"(sum));  // now, so that x takes no registers until the sum is needed
   }
 
+  __device__ __forceinline__ static void add_totals(float& sum, const uint4& x) {
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 v = unpack2(words[i]);
+      sum += v.x + v.y;
+    }
+    asm volatile("" : "+f"(sum));
+  }
+
   __device__ __forceinline__ void multiply() {
     float sums[S::kTokens / 2];
-    float squares[S::kPieces] = {};
+    float squares[S::kPieces] = {}, totals[S::kPieces] = {};
     uint32_t columns = this->columns(0);
 #pragma unroll
     for (int step = 0; step < S::kAhead; ++step) fetch_tokens(step, this->columns(step));
     if constexpr (S::kWhole) widening_.begin();
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
-      stage_tokens(step, columns, squares);
+      stage_tokens(step, columns, squares, totals);
       if (step + S::kAhead < S::kSteps) {
         fetch_tokens(step + S::kAhead, (columns + S::kAhead) % S::kSteps);
       }
@@ -295,7 +314,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       columns = (columns + 1) % S::kSteps;
       asm volatile("" : "+r"(columns));  // one register for all steps' addresses
     }
-    if constexpr (S::kNorm) leave_squares(squares);
+    if constexpr (S::kNorm) leave_squares(squares, totals);
     this->prepare();
     this->fetch();
     wgmma_wait<0>();
@@ -327,7 +346,7 @@ class WarpgroupProduct : FewRows<S, Op> {
 #pragma unroll
     for (int i = 0; i < S::kTokens / 4; ++i) {
       const int octet = i / 2, odd = i % 2, token = octet * 8 + part_ * 2 + odd;
-      const bool keep = token < in_.tokens || (S::kNorm && token >= S::kTokens - 2);
+      const bool keep = token < in_.tokens || (S::kNorm && token >= S::kTokens - S::kSpecial);
       const float2 v = {sums[octet * 4 + odd], sums[octet * 4 + 2 + odd]};
       if constexpr (S::kTiles) {
         store_shared_if(keep, target + token * S::kPitch + row_, v.x);
@@ -338,7 +357,8 @@ class WarpgroupProduct : FewRows<S, Op> {
     }
   }
 
-  __device__ __forceinline__ void leave_squares(const float (&squares)[S::kPieces]) const {
+  __device__ __forceinline__ void leave_squares(const float (&squares)[S::kPieces],
+                                                const float (&totals)[S::kPieces]) const {
     const int part = S::kRegisters ? group_ * 2 + slab_ % 2 : group_;
 #pragma unroll
     for (int i = 0; i < S::kPieces; ++i) {
@@ -348,6 +368,14 @@ class WarpgroupProduct : FewRows<S, Op> {
       const int token = first_token_ + 16 * i;
       if (piece_k_ % (S::kRegisters ? 32 : 64) == 0 && token < S::kTokens) {
         floats(S::kSquares)[part * S::kTokens + token] = sum;
+      }
+      if constexpr (S::kCentred) {
+        float total = totals[i] + __shfl_xor_sync(0xffffffffu, totals[i], 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        if constexpr (!S::kRegisters) total += __shfl_xor_sync(0xffffffffu, total, 4);
+        if (piece_k_ % (S::kRegisters ? 32 : 64) == 0 && token < S::kTokens) {
+          floats(S::kTotals)[part * S::kTokens + token] = total;
+        }
       }
     }
   }

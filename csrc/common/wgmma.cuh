@@ -69,9 +69,14 @@ struct WgmmaRegisters;
 #define ACCUMULATORS_4 D4(0)
 #define ACCUMULATORS_8 D4(0), D4(4)
 #define ACCUMULATORS_16 D16(0)
+#define ACCUMULATORS_24 D16(0), D4(16), D4(20)
 #define ACCUMULATORS_28 D16(0), D4(16), D4(20), D4(24)
 #define ACCUMULATORS_32 D16(0), D16(16)
+#define ACCUMULATORS_36 D16(0), D16(16), D4(32)
+#define ACCUMULATORS_48 D16(0), D16(16), D16(32)
+#define ACCUMULATORS_72 D64(0), D4(64), D4(68)
 #define ACCUMULATORS_76 D64(0), D4(64), D4(68), D4(72)
+#define ACCUMULATORS_80 D64(0), D16(64)
 #define ACCUMULATORS_84 D64(0), D16(64), D4(80)
 #define ACCUMULATORS_92 D64(0), D16(64), D4(80), D4(84), D4(88)
 #define ACCUMULATORS_96 D64(0), D16(64), D16(80)
@@ -80,16 +85,18 @@ struct WgmmaRegisters;
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
 #define REGISTERS_16 REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define REGISTERS_28 \
-  REGISTERS_16 \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
+#define REGISTERS_24 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define REGISTERS_28 REGISTERS_24 ", %24, %25, %26, %27"
 #define REGISTERS_32 REGISTERS_28 ", %28, %29, %30, %31"
-#define REGISTERS_76 \
-  REGISTERS_32 \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46" \
-  ", %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61" \
-  ", %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
-#define REGISTERS_84 REGISTERS_76 ", %76, %77, %78, %79, %80, %81, %82, %83"
+#define REGISTERS_36 REGISTERS_32 ", %32, %33, %34, %35"
+#define REGISTERS_48 REGISTERS_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define REGISTERS_72 \
+  REGISTERS_48 \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59" \
+  ", %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71"
+#define REGISTERS_76 REGISTERS_72 ", %72, %73, %74, %75"
+#define REGISTERS_80 REGISTERS_76 ", %76, %77, %78, %79"
+#define REGISTERS_84 REGISTERS_80 ", %80, %81, %82, %83"
 #define REGISTERS_92 REGISTERS_84 ", %84, %85, %86, %87, %88, %89, %90, %91"
 #define REGISTERS_96 REGISTERS_92 ", %92, %93, %94, %95"
 #define REGISTERS_100 REGISTERS_96 ", %96, %97, %98, %99"
@@ -141,9 +148,14 @@ struct WgmmaRegisters;
 WGMMA(8, 4, 4, 5, 6, 7, 8, 9, 10)
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13, 14)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
+WGMMA(48, 24, 24, 25, 26, 27, 28, 29, 30)
 WGMMA(56, 28, 28, 29, 30, 31, 32, 33, 34)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
+WGMMA(72, 36, 36, 37, 38, 39, 40, 41, 42)
+WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
+WGMMA(144, 72, 72, 73, 74, 75, 76, 77, 78)
 WGMMA(152, 76, 76, 77, 78, 79, 80, 81, 82)
+WGMMA(160, 80, 80, 81, 82, 83, 84, 85, 86)
 WGMMA(168, 84, 84, 85, 86, 87, 88, 89, 90)
 WGMMA(184, 92, 92, 93, 94, 95, 96, 97, 98)
 WGMMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
@@ -161,6 +173,16 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef ACCUMULATORS_28
 #undef REGISTERS_32
 #undef ACCUMULATORS_32
+#undef REGISTERS_24
+#undef ACCUMULATORS_24
+#undef REGISTERS_36
+#undef ACCUMULATORS_36
+#undef REGISTERS_48
+#undef ACCUMULATORS_48
+#undef REGISTERS_80
+#undef ACCUMULATORS_80
+#undef REGISTERS_72
+#undef ACCUMULATORS_72
 #undef REGISTERS_76
 #undef ACCUMULATORS_76
 #undef REGISTERS_84

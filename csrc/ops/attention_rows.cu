@@ -1,7 +1,8 @@
 // attention_rows: softmax(scale q k^T) v for any head width and head sharing, one warp a query head
 // q [M, H, d], k, v [N, Hkv, d], out [M, H d] bf16, or E4M3 with a scale; strides in elements; rows and keys fall into
 // equal runs (rows_run, keys_run), a row sees the keys of its run. Keys j with
-// prefix_length[0] <= j < prefix_rows are never read (one run only; null: every key counts).
+// prefix_length[0] <= j < prefix_rows are never read (one run only; null: every key counts). causal: row
+// i of a run sees no key behind i.
 // float32 throughout. For shapes that have no tensor-core kernel, such as the tiny preset's.
 // needs d <= 256; grid (ceil(M H / 4)), 128 threads
 #include "../common/pdl.cuh"
@@ -16,8 +17,8 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
                                                const float* out_scale, const int* prefix_length,
                                                int rows, int heads, int kv_heads, int head_dim,
                                                int rows_run, int keys_run, int prefix_rows,
-                                               int q_stride, int k_stride, int v_stride,
-                                               int out_stride, float scale) {
+                                               int causal, int q_stride, int k_stride,
+                                               int v_stride, int out_stride, float scale) {
   pdl_trigger();
   const float factor = store_factor<Out>(out_scale);
   pdl_wait();
@@ -25,7 +26,7 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
   const int item = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (item >= rows * heads) return;
   const int row = item / heads, head = item % heads, kv_head = head / (heads / kv_heads);
-  const int first = row / rows_run * keys_run;
+  const int run = row / rows_run, first = run * keys_run;
   const int hidden = prefix_length ? *prefix_length : prefix_rows;
   float query[kParts], mixed[kParts] = {}, top = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -35,7 +36,9 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
                    ? __bfloat162float(q[static_cast<size_t>(row) * q_stride + head * head_dim + column])
                    : 0.0f;
   }
-  for (int j = 0; j < keys_run; ++j) {
+  const int keys = causal ? min(row - run * rows_run + 1, keys_run) : keys_run;
+#pragma unroll 1
+  for (int j = 0; j < keys; ++j) {
     if (prefix_length && j >= hidden && j < prefix_rows) continue;
     const bf16* key = k + static_cast<size_t>(first + j) * k_stride + kv_head * head_dim;
     const bf16* value = v + static_cast<size_t>(first + j) * v_stride + kv_head * head_dim;
@@ -68,13 +71,13 @@ __device__ __forceinline__ void attention_rows(const bf16* q, const bf16* k, con
 }  // namespace flashrt
 
 #define FLASHRT_ATTENTION_ROWS(name, Out)                                                          \
-  extern "C" __global__ void __launch_bounds__(128)                                                \
+  extern "C" __global__ void __launch_bounds__(128, 8)                                             \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
            const float* out_scale, const int* prefix_length, int rows, int heads, int kv_heads,    \
-           int head_dim, int rows_run, int keys_run, int prefix_rows, int q_stride, int k_stride,  \
-           int v_stride, int out_stride, float scale) {                                            \
+           int head_dim, int rows_run, int keys_run, int prefix_rows, int causal, int q_stride,    \
+           int k_stride, int v_stride, int out_stride, float scale) {                              \
     flashrt::attention_rows(q, k, v, out, out_scale, prefix_length, rows, heads, kv_heads,         \
-                            head_dim, rows_run, keys_run, prefix_rows, q_stride, k_stride,         \
+                            head_dim, rows_run, keys_run, prefix_rows, causal, q_stride, k_stride, \
                             v_stride, out_stride, scale);                                          \
   }
 

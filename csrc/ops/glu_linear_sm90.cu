@@ -1,4 +1,5 @@
-// geglu_linear: out = gelu_tanh(x Wg^T) * (x Wu^T), one kernel for product and gate (sm_90a)
+// glu_linear: out = act(x Wg^T) * (x Wu^T), act gelu_tanh or silu, one kernel for product and gate
+// (sm_90a)
 // x [M, K], weight [2F, K] (row 2i gate, 2i + 1 up), out [M, F] row-major, all bf16, or all E4M3 with
 // x_scale [1], weight_scale [2F] and out_scale [1] float32; float32 accumulation (E4M3: with the bits
 // that wgmma keeps) and gate, one rounding. x and weight come as tile maps of 128 bytes (swizzled over
@@ -9,12 +10,13 @@
 //
 // Weights take the product's M side and tokens its N side, so that the token tile can be as wide as
 // the rows need: 3 x 192 for 560 rows leaves 3 % unused where tiles of 128 rows leave 13 %. A block
-// owns 128 features x kTokens, two math warpgroups of 64 features each; one warp feeds them. The
-// blocks of a cluster share a token tile: each fetches a part of it for all. Persistent over tiles: the
+// owns 64 features for each of its one or two math warpgroups x kTokens; one warp feeds them. With one
+// there are twice as many blocks, for products whose rows make one tile of tokens. The blocks of a cluster share a token tile: each fetches a part of it for all. Persistent over tiles: the
 // next tile is under way while the gate of this one is computed. Letting the second warpgroup start a
 // tile some blocks of K behind the first gained nothing on an H200, nor did clusters of four, of which
 // fewer than a whole round are resident there.
-// needs K a multiple of 128 bytes, F % (128 clusters) == 0; grid of clusters, 384 threads
+// needs K a multiple of 128 bytes, F a multiple of a cluster's features; grid of clusters, 128 threads
+// and 128 for each math warpgroup
 // bound: 4 M F K flop
 #include <type_traits>
 
@@ -27,14 +29,14 @@
 #include "../common/wgmma.cuh"
 
 namespace flashrt {
-namespace geglu_sm90 {
+namespace glu_sm90 {
 
-constexpr int kFeatures = 128;
-constexpr int kConsumers = 2;  // warpgroups that compute
-
-template <class T, int kTokens_, int kDepth_, int kStages_, int kCluster_>
+template <class T, bool kSilu_, int kTokens_, int kDepth_, int kStages_, int kCluster_, int kConsumers_>
 struct Layout {
   using Element = T;
+  static constexpr bool kSilu = kSilu_;
+  static constexpr int kConsumers = kConsumers_;  // warpgroups that compute
+  static constexpr int kFeatures = 64 * kConsumers;
   static constexpr bool kNarrow = sizeof(T) == 1;
   static constexpr int kTokens = kTokens_, kDepth = kDepth_, kStages = kStages_, kCluster = kCluster_;
   static constexpr int kRowBytes = kDepth * sizeof(T);  // one swizzled row
@@ -78,7 +80,7 @@ __device__ __forceinline__ void produce(const Maps& maps, const Work& work, Ring
     const uint32_t full = ring.full + ring.stage * 8, stage = memory + ring.stage * L::kStageBytes;
     barrier_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
     barrier_expect(full, L::kFilled);
-    const int feature = (tile / work.token_tiles * L::kCluster + rank) * kFeatures;
+    const int feature = (tile / work.token_tiles * L::kCluster + rank) * L::kFeatures;
     copy_tile_4d(maps.weight, stage, full, block * L::kDepth, feature / 16);
   };
   const auto fetch_tokens = [&](int tile, int block, int stage) {
@@ -117,7 +119,7 @@ struct Scales {
   const float *x, *weight, *out;
 };
 
-// Of a thread's two features: gelu_exponent() of an accumulator a is a (linear + cubic a^2), and the
+// Of a thread's two features: the exponent of an accumulator a is a (linear + cubic a^2), and the
 // product of both accumulators is worth `product`. Of E4M3 alone.
 struct Factors {
   float linear[2], cubic[2], product[2];
@@ -132,24 +134,26 @@ __device__ __forceinline__ Factors load_factors(const Scales& scales, int featur
     const float out = store_factor<typename L::Element>(scales.out);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      factors.linear[i] = kGeluLinear * gate[i];
-      factors.cubic[i] = kGeluCubic * gate[i] * gate[i] * gate[i];
+      factors.linear[i] = (L::kSilu ? kSiluLinear : kGeluLinear) * gate[i];
+      if constexpr (!L::kSilu) factors.cubic[i] = kGeluCubic * gate[i] * gate[i] * gate[i];
       factors.product[i] = gate[i] * up[i] * out;
     }
   }
   return factors;
 }
 
-// gelu_tanh(gate) * up of a feature (0 or 1) of two tokens. One division serves both; the exponent is
-// bounded so that its product stays finite, where gelu_tanh has long become 0.
+// act(gate) * up of a feature (0 or 1) of two tokens. One division serves both; the exponent is
+// bounded so that its product stays finite, where the activation has long become 0.
 template <class L>
 __device__ __forceinline__ float2 gate_two(const float* gate, const float* up, const Factors& factors,
                                            int feature) {
   float grown[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float exponent = gelu_exponent(gate[i]);
-    if constexpr (L::kNarrow) {
+    float exponent = L::kSilu ? kSiluLinear * gate[i] : gelu_exponent(gate[i]);
+    if constexpr (L::kNarrow && L::kSilu) {
+      exponent = gate[i] * factors.linear[feature];
+    } else if constexpr (L::kNarrow) {
       const float slope = factors.linear[feature] + factors.cubic[feature] * gate[i] * gate[i];
       exponent = gate[i] * slope;
     }
@@ -233,7 +237,7 @@ __device__ __forceinline__ void consume(const Work& work, Ring<L::kStages> ring,
     }
     // A thread's first token and its two features.
     const int token = tile % work.token_tiles * kTokens + lane % 4 * 2;
-    const int feature = (tile / work.token_tiles * L::kCluster + rank) * kFeatures + group * 64 +
+    const int feature = (tile / work.token_tiles * L::kCluster + rank) * L::kFeatures + group * 64 +
                         warp * 16 + lane / 4 * 2;
     const Factors factors = load_factors<L>(scales, feature);
     wgmma_wait<0>();
@@ -247,8 +251,8 @@ template <class L>
 __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
                                     const Scales& scales, int rows, int depth, int features,
                                     int out_stride) {
-  extern __shared__ __align__(1024) unsigned char geglu_memory[];
-  const uint32_t memory = shared_address(geglu_memory);
+  extern __shared__ __align__(1024) unsigned char glu_memory[];
+  const uint32_t memory = shared_address(glu_memory);
   const uint32_t rank = L::kCluster == 1 ? 0 : cluster_rank();
   Ring<L::kStages> ring;
   ring.full = memory + L::kBarriers;
@@ -258,7 +262,7 @@ __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
     prefetch_map(maps.weight);
     for (int stage = 0; stage < L::kStages; ++stage) {
       barrier_init(ring.full + stage * 8, 1);
-      barrier_init(ring.empty + stage * 8, kConsumers * L::kCluster);
+      barrier_init(ring.empty + stage * 8, L::kConsumers * L::kCluster);
     }
     barrier_init_fence();
   }
@@ -266,15 +270,15 @@ __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
   cluster_wait();
   Work work;
   work.token_tiles = (rows + L::kTokens - 1) / L::kTokens;
-  work.tiles = work.token_tiles * (features / (kFeatures * L::kCluster));
+  work.tiles = work.token_tiles * (features / (L::kFeatures * L::kCluster));
   work.blocks = depth / L::kDepth;
   work.first = blockIdx.x / L::kCluster;
   work.step = gridDim.x / L::kCluster;
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if constexpr (L::kConsumers > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) produce<L>(maps, work, ring, memory, rank);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if constexpr (L::kConsumers > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     // The output may still be read by what runs before; every warp waits, not only the fetching one.
     pdl_wait();
     consume<L>(work, ring, memory, out, scales, rows, out_stride, rank);
@@ -286,26 +290,33 @@ __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
 
 #endif
 
-}  // namespace geglu_sm90
+}  // namespace glu_sm90
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_GEGLU(suffix, T, kTokens, kDepth, kStages, kCluster)                               \
-  extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(kCluster, 1, 1)            \
-      geglu_linear_##kTokens##_##kDepth##_##kStages##_##kCluster##_##suffix##_sm90(                \
+#define FLASHRT_GLU(gate, kSilu, suffix, T, kTokens, kDepth, kStages, kCluster, kConsumers)         \
+  extern "C" __global__ void __launch_bounds__(128 + 128 * kConsumers, 1)                          \
+      __cluster_dims__(kCluster, 1, 1)                                                             \
+      glu_linear_##gate##_##kTokens##_##kDepth##_##kStages##_##kCluster##_##suffix##_sm90(         \
           const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,       \
           T* out, const float* x_scale, const float* weight_scale, const float* out_scale,         \
           int rows, int depth, int features, int out_stride) {                                     \
     flashrt::pdl_trigger();                                                                        \
-    using L = flashrt::geglu_sm90::Layout<T, kTokens, kDepth, kStages, kCluster>;                  \
-    flashrt::geglu_sm90::run<L>({x, weight}, out, {x_scale, weight_scale, out_scale}, rows, depth, \
-                                features, out_stride);                                             \
+    using L = flashrt::glu_sm90::Layout<T, kSilu, kTokens, kDepth, kStages, kCluster, kConsumers>; \
+    flashrt::glu_sm90::run<L>({x, weight}, out, {x_scale, weight_scale, out_scale}, rows, depth,   \
+                              features, out_stride);                                               \
   }
-FLASHRT_GEGLU(bf16, flashrt::bf16, 152, 64, 4, 2)
-FLASHRT_GEGLU(bf16, flashrt::bf16, 192, 64, 4, 2)
-FLASHRT_GEGLU(bf16, flashrt::bf16, 200, 64, 3, 2)
-FLASHRT_GEGLU(fp8, flashrt::e4m3, 152, 128, 4, 2)
-FLASHRT_GEGLU(fp8, flashrt::e4m3, 192, 128, 4, 2)
-FLASHRT_GEGLU(fp8, flashrt::e4m3, 200, 128, 3, 2)
-#undef FLASHRT_GEGLU
+FLASHRT_GLU(gelu_tanh, false, bf16, flashrt::bf16, 152, 64, 4, 2, 2)
+FLASHRT_GLU(gelu_tanh, false, bf16, flashrt::bf16, 192, 64, 4, 2, 2)
+FLASHRT_GLU(gelu_tanh, false, bf16, flashrt::bf16, 200, 64, 3, 2, 2)
+FLASHRT_GLU(gelu_tanh, false, fp8, flashrt::e4m3, 152, 128, 4, 2, 2)
+FLASHRT_GLU(gelu_tanh, false, fp8, flashrt::e4m3, 192, 128, 4, 2, 2)
+FLASHRT_GLU(gelu_tanh, false, fp8, flashrt::e4m3, 200, 128, 3, 2, 2)
+FLASHRT_GLU(silu, true, bf16, flashrt::bf16, 96, 64, 7, 1, 1)
+FLASHRT_GLU(silu, true, bf16, flashrt::bf16, 152, 64, 4, 2, 2)
+FLASHRT_GLU(silu, true, bf16, flashrt::bf16, 160, 64, 6, 1, 1)
+FLASHRT_GLU(silu, true, fp8, flashrt::e4m3, 96, 128, 7, 1, 1)
+FLASHRT_GLU(silu, true, fp8, flashrt::e4m3, 152, 128, 4, 2, 2)
+FLASHRT_GLU(silu, true, fp8, flashrt::e4m3, 160, 128, 6, 1, 1)
+#undef FLASHRT_GLU
 #endif

@@ -1,5 +1,6 @@
 // image_patches: pixel / 127.5 - 1, one row a patch, columns (channel, y, x) as in a Conv2d weight
-// out [(Y/p)(X/p), 3 p p] bf16, rows out_stride elements apart; one block a patch
+// out [(Y/p)(X/p), 3 p p] bf16, rows out_stride elements apart; one block a patch, row-major. The entries
+// named _merged put merge x merge patches next to each other, groups row-major and each one likewise.
 //
 // image_patches_bf16: image [Y, X, 3] uint8 contiguous
 // bound: memory, Y X 3 (1 + 2) bytes
@@ -23,10 +24,24 @@ constexpr int kMaxTaps = 64;
 
 __device__ __forceinline__ bf16 unit(float value) { return __float2bfloat16_rn(value / 127.5f - 1.0f); }
 
-extern "C" __global__ void __launch_bounds__(256)
-    image_patches_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride) {
+// Row and column of a patch in the grid of them; `merge` 1 leaves the order as it is.
+template <bool kMerged>
+__device__ __forceinline__ unsigned patch_row(unsigned index, int columns, int merge) {
+  if constexpr (!kMerged) return index / columns;
+  return index / (columns * merge) * merge + index % (merge * merge) / merge;
+}
+template <bool kMerged>
+__device__ __forceinline__ unsigned patch_column(unsigned index, int columns, int merge) {
+  if constexpr (!kMerged) return index % columns;
+  return index / (merge * merge) % (columns / merge) * merge + index % merge;
+}
+
+template <bool kMerged>
+__device__ __forceinline__ void patches(const uint8_t* image, bf16* out, int columns, int patch,
+                                        int out_stride, int merge) {
   pdl_trigger();
-  const int top = blockIdx.x / columns * patch, left = blockIdx.x % columns * patch;
+  const int top = patch_row<kMerged>(blockIdx.x, columns, merge) * patch;
+  const int left = patch_column<kMerged>(blockIdx.x, columns, merge) * patch;
   const int image_width = columns * patch, area = patch * patch;
   pdl_wait();
   for (int i = threadIdx.x; i < 3 * area; i += blockDim.x) {
@@ -35,6 +50,17 @@ extern "C" __global__ void __launch_bounds__(256)
     out[static_cast<size_t>(blockIdx.x) * out_stride + i] =
         unit(static_cast<float>(image[pixel * 3 + channel]));
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride) {
+  patches<false>(image, out, columns, patch, out_stride, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_merged_bf16(const uint8_t* image, bf16* out, int columns, int patch, int out_stride,
+                              int merge) {
+  patches<true>(image, out, columns, patch, out_stride, merge);
 }
 
 // Source pixels that one result takes along an axis, as kept in shared memory.
@@ -109,15 +135,15 @@ __device__ Rgb nearest_four(const uint8_t* image, const Picture& p, const Taps& 
   return {mix(a.r, b.r, c.r, d.r), mix(a.g, b.g, c.g, d.g), mix(a.b, b.b, c.b, d.b)};
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    image_patches_raw_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes, int columns,
-                           int patch, int out_stride, int nearest) {
+template <bool kMerged>
+__device__ __forceinline__ void raw_patches(const uint8_t* image, const int* picture, bf16* out, int bytes,
+                                            int columns, int patch, int out_stride, int nearest, int merge) {
   extern __shared__ Taps taps[];  // of the patch's rows, then of its columns
   pdl_trigger();
   pdl_wait();
   const Picture p = *reinterpret_cast<const Picture*>(picture);
-  const int top = blockIdx.x / columns * patch - p.top;
-  const int left = blockIdx.x % columns * patch - p.left;
+  const int top = patch_row<kMerged>(blockIdx.x, columns, merge) * patch - p.top;
+  const int left = patch_column<kMerged>(blockIdx.x, columns, merge) * patch - p.left;
   const int height = p.turned_height(), width = p.turned_width();
   const bool usable = p.fits(bytes, columns * patch) && 2 * ((height - 1) / p.inner_height + 1) < kMaxTaps &&
                       2 * ((width - 1) / p.inner_width + 1) < kMaxTaps;
@@ -148,4 +174,16 @@ extern "C" __global__ void __launch_bounds__(256)
     row[area + i] = unit(static_cast<float>(pixel.g));
     row[2 * area + i] = unit(static_cast<float>(pixel.b));
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_raw_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes, int columns,
+                           int patch, int out_stride, int nearest) {
+  raw_patches<false>(image, picture, out, bytes, columns, patch, out_stride, nearest, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    image_patches_raw_merged_bf16(const uint8_t* image, const int* picture, bf16* out, int bytes,
+                                  int columns, int patch, int out_stride, int nearest, int merge) {
+  raw_patches<true>(image, picture, out, bytes, columns, patch, out_stride, nearest, merge);
 }

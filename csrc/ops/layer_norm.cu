@@ -1,6 +1,7 @@
-// layer_norm: y = (x - mean) / sqrt(var + eps) * w + b, row by row
-// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16, or E4M3 with a scale; rows x_stride /
-// y_stride elements apart; w, b [D] float32; y may be x where both are bf16
+// layer_norm: y = (x - mean) / sqrt(var + eps) * w + b, row by row; w and b are 1 and 0 in the entries
+// named _plain
+// x [M, D] bf16 or float32 (a residual stream), y [M, D] bf16 or float32, or E4M3 with a scale; rows x_stride /
+// y_stride elements apart; w, b [D] float32; y may be x where both have one format
 // float32 throughout (mean first, then the squares of the differences), one rounding
 // needs D % 8 == 0, D <= 8192, 16-byte aligned rows; one block of D / 8 threads (whole warps) a row
 // bound: memory, 4 M D bytes
@@ -11,7 +12,7 @@
 
 namespace flashrt {
 
-template <class T, class Out>
+template <bool kAffine, class T, class Out>
 __device__ __forceinline__ void layer_norm(const T* x, const float* weight, const float* bias,
                                            Out* y, const float* y_scale, int width, int x_stride,
                                            int y_stride, float eps) {
@@ -20,7 +21,7 @@ __device__ __forceinline__ void layer_norm(const T* x, const float* weight, cons
   const int column = threadIdx.x * 8;
   const bool inside = column < width;
   float gain[8], offset[8], v[8] = {};
-  if (inside) {
+  if (kAffine && inside) {
     load8(weight + column, gain);
     load8(bias + column, offset);
   }
@@ -40,20 +41,28 @@ __device__ __forceinline__ void layer_norm(const T* x, const float* weight, cons
   const float scale = rsqrtf(block_sum(squares, slots[1]) / width + eps);
   if (!inside) return;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = (v[i] - mean) * scale * gain[i] + offset[i];
+  for (int i = 0; i < 8; ++i) {
+    v[i] = (v[i] - mean) * scale;
+    if constexpr (kAffine) v[i] = v[i] * gain[i] + offset[i];
+  }
   store8(y + static_cast<size_t>(blockIdx.x) * y_stride + column, v, factor);
 }
 
 }  // namespace flashrt
 
-#define FLASHRT_LAYER_NORM(name, In, Out)                                                          \
+#define FLASHRT_LAYER_NORM(name, kAffine, In, Out)                                                        \
   extern "C" __global__ void __launch_bounds__(1024)                                               \
       name(const In* x, const float* weight, const float* bias, Out* y, const float* y_scale,      \
            int width, int x_stride, int y_stride, float eps) {                                     \
-    flashrt::layer_norm(x, weight, bias, y, y_scale, width, x_stride, y_stride, eps);              \
+    flashrt::layer_norm<kAffine>(x, weight, bias, y, y_scale, width, x_stride, y_stride, eps);              \
   }
 
-FLASHRT_LAYER_NORM(layer_norm_bf16, flashrt::bf16, flashrt::bf16)
-FLASHRT_LAYER_NORM(layer_norm_f32_bf16, float, flashrt::bf16)
-FLASHRT_LAYER_NORM(layer_norm_bf16_fp8, flashrt::bf16, flashrt::e4m3)
-FLASHRT_LAYER_NORM(layer_norm_f32_fp8, float, flashrt::e4m3)
+FLASHRT_LAYER_NORM(layer_norm_bf16, true, flashrt::bf16, flashrt::bf16)
+FLASHRT_LAYER_NORM(layer_norm_f32_bf16, true, float, flashrt::bf16)
+FLASHRT_LAYER_NORM(layer_norm_bf16_fp8, true, flashrt::bf16, flashrt::e4m3)
+FLASHRT_LAYER_NORM(layer_norm_f32_fp8, true, float, flashrt::e4m3)
+FLASHRT_LAYER_NORM(layer_norm_plain_bf16, false, flashrt::bf16, flashrt::bf16)
+FLASHRT_LAYER_NORM(layer_norm_plain_f32_bf16, false, float, flashrt::bf16)
+FLASHRT_LAYER_NORM(layer_norm_plain_bf16_fp8, false, flashrt::bf16, flashrt::e4m3)
+FLASHRT_LAYER_NORM(layer_norm_plain_f32_fp8, false, float, flashrt::e4m3)
+FLASHRT_LAYER_NORM(layer_norm_f32_f32, true, float, float)

@@ -1,5 +1,5 @@
-// product_rows: out = act(x + bias) + (accumulate ? out : 0), act none or gelu_tanh: what a library
-// product cannot do in its own epilogue, or not as fast
+// product_rows: out = act(x + bias) + (accumulate ? out : 0): what a library product cannot do in its
+// own epilogue, or not as fast. act is none or gelu_tanh; the entries named _activated take any
 // x [M, N] bf16, its product; bias [N] bf16, or null; out [M, N] bf16, float32, or E4M3 with a scale
 // (not accumulated); rows x_stride / out_stride elements apart
 // float32, one rounding
@@ -11,10 +11,10 @@
 
 namespace flashrt {
 
-template <class Out>
+template <bool kAny, class Out>
 __device__ __forceinline__ void product_rows(const bf16* x, const bf16* bias, Out* out,
                                              const float* out_scale, int width, int x_stride,
-                                             int out_stride, int gelu, int accumulate) {
+                                             int out_stride, int activation, int accumulate) {
   pdl_trigger();
   const int column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
   const bool inside = column < width;
@@ -27,7 +27,10 @@ __device__ __forceinline__ void product_rows(const bf16* x, const bf16* bias, Ou
   Out* target = out + static_cast<size_t>(blockIdx.y) * out_stride + column;
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] += offset[i];
-  if (gelu) {
+  if constexpr (kAny) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = activate(activation, v[i]);
+  } else if (activation) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = gelu_tanh(v[i]);
   }
@@ -44,13 +47,17 @@ __device__ __forceinline__ void product_rows(const bf16* x, const bf16* bias, Ou
 
 }  // namespace flashrt
 
-#define FLASHRT_PRODUCT_ROWS(name, Out)                                                            \
+#define FLASHRT_PRODUCT_ROWS(name, kAny, Out)                                                      \
   extern "C" __global__ void __launch_bounds__(256)                                                \
       name(const flashrt::bf16* x, const flashrt::bf16* bias, Out* out, const float* out_scale,    \
-           int width, int x_stride, int out_stride, int gelu, int accumulate) {                    \
-    flashrt::product_rows(x, bias, out, out_scale, width, x_stride, out_stride, gelu, accumulate); \
+           int width, int x_stride, int out_stride, int activation, int accumulate) {              \
+    flashrt::product_rows<kAny>(x, bias, out, out_scale, width, x_stride, out_stride, activation,  \
+                                accumulate);                                                       \
   }
 
-FLASHRT_PRODUCT_ROWS(product_rows_bf16, flashrt::bf16)
-FLASHRT_PRODUCT_ROWS(product_rows_f32, float)
-FLASHRT_PRODUCT_ROWS(product_rows_fp8, flashrt::e4m3)
+FLASHRT_PRODUCT_ROWS(product_rows_bf16, false, flashrt::bf16)
+FLASHRT_PRODUCT_ROWS(product_rows_f32, false, float)
+FLASHRT_PRODUCT_ROWS(product_rows_fp8, false, flashrt::e4m3)
+FLASHRT_PRODUCT_ROWS(product_rows_activated_bf16, true, flashrt::bf16)
+FLASHRT_PRODUCT_ROWS(product_rows_activated_f32, true, float)
+FLASHRT_PRODUCT_ROWS(product_rows_activated_fp8, true, flashrt::e4m3)

@@ -2,7 +2,8 @@
 // once a prompt or once a decision over a few hundred rows.
 //
 // embed_rows:   out[i] = table[tokens[i]] * scale for i < length[0], else 0; table, out bf16
-// copy_rows:    out[i] = src[i]; bf16, or bf16 or float32 into a float32 residual stream
+// copy_rows:    out[i] = src[i]; bf16, or bf16 or float32 into a float32 residual stream, or either of
+//               them narrower: as bf16, or as E4M3 with a scale
 // rope_rows:    out[j] = [cos a_0 .. cos a_{d/2-1}, sin a_0 ..], a_i = (first[0] + j) theta^(-2i/d);
 //               angles in float64, rounded once to float32; with rounded != 0 the frequencies
 //               theta^(-2i/d) go through float32 and bf16 first
@@ -11,6 +12,7 @@
 #include <cstdint>
 
 #include "../common/pdl.cuh"
+#include "../common/quantise.cuh"
 #include "../common/vector.cuh"
 
 using namespace flashrt;
@@ -66,6 +68,31 @@ extern "C" __global__ void __launch_bounds__(256)
     store8(out + row * out_stride + column, v);
   }
 }
+
+template <class In, class Out>
+__device__ __forceinline__ void narrow_rows(const In* src, Out* out, const float* out_scale, int width,
+                                            int src_stride, int out_stride) {
+  pdl_trigger();
+  const float factor = store_factor<Out>(out_scale);
+  pdl_wait();
+  const size_t row = blockIdx.x;
+  for (int column = threadIdx.x * 8; column < width; column += blockDim.x * 8) {
+    float v[8];
+    load8(src + row * src_stride + column, v);
+    store8(out + row * out_stride + column, v, factor);
+  }
+}
+
+#define FLASHRT_NARROW_ROWS(name, In, Out)                                                         \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      name(const In* src, Out* out, const float* out_scale, int width, int src_stride,             \
+           int out_stride) {                                                                       \
+    narrow_rows(src, out, out_scale, width, src_stride, out_stride);                               \
+  }
+
+FLASHRT_NARROW_ROWS(copy_rows_f32_bf16, float, bf16)
+FLASHRT_NARROW_ROWS(copy_rows_f32_fp8, float, e4m3)
+FLASHRT_NARROW_ROWS(copy_rows_bf16_fp8, bf16, e4m3)
 
 extern "C" __global__ void __launch_bounds__(256)
     rope_rows_f32(const int* first, float* out, int width, int out_stride, double theta,

@@ -5,6 +5,8 @@
 // needs d % 16 == 0, 16-byte aligned rows; one block a row
 // bound: memory, 4 M (Hq + 2 Hkv) d + 4 M d bytes
 #include "../common/pdl.cuh"
+#include "../common/reduce.cuh"
+#include "../common/stream.cuh"
 #include "../common/vector.cuh"
 
 using namespace flashrt;
@@ -44,5 +46,74 @@ extern "C" __global__ void __launch_bounds__(1024)
                                   : k + row * k_stride + (head - q_heads) * head_dim;
     store8(target + column, left);
     store8(target + half + column, right);
+  }
+}
+
+namespace flashrt {
+
+// Two neighbours of a head and their partners half a head further.
+struct Quad {
+  float2 low, high;
+};
+
+}  // namespace flashrt
+
+// With RMS norms of the heads of q and k (gains q_norm, k_norm [d] float32) in front of the turn: a
+// warp a head, whose lanes hold two neighbours and their partners.
+// needs d <= 256, d % 4 == 0, 4-byte aligned rows; grid (ceil((Hq + 2 Hkv) / 8), M), 256 threads
+extern "C" __global__ void __launch_bounds__(256)
+    qkv_norm_rope_kv_bf16(const bf16* qkv, const float* rope, const float* q_norm, const float* k_norm,
+                          bf16* q, bf16* k, bf16* v, int q_heads, int kv_heads, int head_dim,
+                          int qkv_stride, int rope_stride, int q_stride, int k_stride, int v_stride,
+                          float eps) {
+  constexpr int kTurns = 2;  // of 64 columns, in half a head
+  pdl_trigger();
+  const size_t row = blockIdx.y;
+  const int head = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, half = head_dim / 2;
+  if (head >= q_heads + 2 * kv_heads) return;  // a block's other warps do not wait for this one
+  const bool turned = head < q_heads + kv_heads;
+  const float* norm = head < q_heads ? q_norm : k_norm;
+  Quad gain[kTurns] = {}, value[kTurns] = {};
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int column = i * 64 + lane * 2;
+    if (turned && column < half) {
+      gain[i].low = *reinterpret_cast<const float2*>(norm + column);
+      gain[i].high = *reinterpret_cast<const float2*>(norm + half + column);
+    }
+  }
+  bf16* target = head < q_heads              ? q + row * q_stride + head * head_dim
+                 : head < q_heads + kv_heads ? k + row * k_stride + (head - q_heads) * head_dim
+                                             : v + row * v_stride + (head - q_heads - kv_heads) * head_dim;
+  pdl_wait();
+  const bf16* source = qkv + row * qkv_stride + head * head_dim;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int column = i * 64 + lane * 2;
+    if (column < half) {
+      value[i].low = unpack2(*reinterpret_cast<const uint32_t*>(source + column));
+      value[i].high = unpack2(*reinterpret_cast<const uint32_t*>(source + half + column));
+      const Quad& w = value[i];
+      squares += w.low.x * w.low.x + w.low.y * w.low.y + w.high.x * w.high.x + w.high.y * w.high.y;
+    }
+  }
+  const float scale = rsqrtf(warp_sum(squares) / head_dim + eps);
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int column = i * 64 + lane * 2;
+    if (column >= half) continue;
+    float2 low = value[i].low, high = value[i].high;
+    if (turned) {
+      const float2 a = {low.x * scale * gain[i].low.x, low.y * scale * gain[i].low.y};
+      const float2 b = {high.x * scale * gain[i].high.x, high.y * scale * gain[i].high.y};
+      const float* angles = rope + row * rope_stride + column;
+      const float2 cosine = *reinterpret_cast<const float2*>(angles);
+      const float2 sine = *reinterpret_cast<const float2*>(angles + half);
+      low = {a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y};
+      high = {b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y};
+    }
+    *reinterpret_cast<uint32_t*>(target + column) = pack2(low.x, low.y);
+    *reinterpret_cast<uint32_t*>(target + half + column) = pack2(high.x, high.y);
   }
 }

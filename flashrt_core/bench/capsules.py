@@ -192,6 +192,8 @@ class _Run:
         decision = self._timed("restored_ms", lambda: (main.restore(_MARK), main.act())[1])
         self._compare("restored", decision, expected)
         self._timed("restore_us", lambda: main.restore(_MARK))
+        self._dirty(6)
+        self._timed("switch_us", lambda: main.restore(_MARK))
 
         self._dirty(2)
         branch = self._timed("fork_us", lambda: engine.fork(_BRANCH, capsule=_MARK))

@@ -19,8 +19,8 @@ import torch
 
 from ..errors import DeviceError
 
-#: Options that name a file which is written, in one word with it.
-_WRITTEN = re.compile(r"(--(?:output|figure)=|-o)(.+)", re.DOTALL)
+#: Options in one word with a file that is written, or with an absolute path.
+_WRITTEN = re.compile(r"(--(?:output|figure)=|-o|--[a-z-]+=(?=/))(.+)", re.DOTALL)
 #: What the devices advise, and what is no remedy where only a GPU is measured.
 _USE_CPU = "set device to 'cpu'"
 _PACKAGES = (
@@ -126,7 +126,8 @@ def _gpu_id() -> str:
 
 
 def command_line(program: str) -> str:
-    """The command that runs, to repeat it; of files that it writes the name alone.
+    """The command that runs, to repeat it; of files that it writes the name alone, and so of what
+    has an absolute path: where it lies on one machine means nothing on another.
 
     Args:
         program: what stands in front of the arguments.
@@ -134,7 +135,7 @@ def command_line(program: str) -> str:
     given, named = [], False
     for argument in sys.argv[1:]:
         written = _WRITTEN.fullmatch(argument)
-        if named:
+        if named or argument.startswith("/"):
             given.append(Path(argument).name)
         elif written:
             given.append(written[1] + Path(written[2]).name)

@@ -17,6 +17,7 @@ from .machine import command_line, commit, versions
 CAPSULE_ROWS = {
     "snapshot, us": "snapshot_us",
     "restore, us": "restore_us",
+    "restore behind another session, us": "switch_us",
     "fork, us": "fork_us",
     "move to the host, us": "to_host_us",
     "move back, us": "to_device_us",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..capsule.state import CapsuleInfo, HostState, Place
+from ..capsule.state import HostState, Place
 from ..capsule.store import Held, Slot
 from ..devices import Program
 from ..devices.base import Native
@@ -201,9 +201,7 @@ class Lent:
             slot_bytes=contract.region_bytes(),
             switches=engine.traffic.switches,
             moved_bytes=engine.traffic.nbytes,
-            driver=native.driver.encode(),
-            context=native.context or None,
-            stream=native.stream or None,
+            **_handles(native),
             replay=records.ReplayFn(self._replay),
         )
 
@@ -249,7 +247,7 @@ class Lent:
             shelf.slot = slot = records.Slot(place=_PLACES[place], capacity=memory.nbytes)
             if held is None:
                 continue
-            info = held.info
+            info = held.info()
             self._translator.hold(held.host, shelf.held, block)
             slot.full, slot.shape, slot.bytes = 1, shelf.held.shape, info.nbytes
             slot.decision, slot.created_ns = info.decision, info.created_ns
@@ -280,19 +278,23 @@ class Lent:
         shelf = self._shelves[index]
         if not shelf.slot.full:
             return place, memory, None
-        host = self._translator.host(shelf.held, self._shelf_blocks[index])
-        info = CapsuleInfo(
+        held = Held(
             name=shelf.slot.name.decode(),
             session=shelf.slot.session.decode(),
             fingerprint=self._engine.fingerprint.digest,
+            place=place,
+            slot=memory,
+            host=self._translator.host(shelf.held, self._shelf_blocks[index]),
             nbytes=shelf.slot.bytes,
             created_ns=shelf.slot.created_ns,
-            decision=host.decisions,
-            prompt=host.prompt,
-            stamp_ns=host.stamp_ns,
-            place=place,
         )
-        return place, memory, Held(info, host, memory)
+        return place, memory, held
+
+
+def _handles(native: Native) -> dict[str, Any]:
+    """What C needs of the device's driver."""
+    handles = {name: getattr(native, name) or None for name in ("context", "stream", "copier")}
+    return {"driver": native.driver.encode(), "copy_blocks": native.copy_blocks, **handles}
 
 
 def _fitting(what: str, name: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..specs import DType, Rate, Role, Update
 
 ABI_VERSION = 1
-HANDOVER_VERSION = 2
+HANDOVER_VERSION = 3
 NONE = 0xFFFFFFFF
 MAX_RANK, MAX_STAGES, MAX_INPUTS, NAME_BYTES = 8, 16, 32, 256
 DEVICES = {"cpu": 1, "cuda": 2}
@@ -223,7 +223,8 @@ class Handover(ctypes.Structure):
         ("transfer", POINTER(TransferRecord)),
         ("shelf", POINTER(Shelf)), ("seat", POINTER(Seat)), ("resident", POINTER(u32)),
         ("slot_bytes", u64), ("switches", u64), ("moved_bytes", u64), ("driver", c_char_p),
-        ("context", address), ("stream", address), ("replay", ReplayFn),
+        ("context", address), ("stream", address), ("copier", address), ("copy_blocks", u32),
+        ("reserved", u32), ("replay", ReplayFn),
     ]  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class Translator:
         return Page(seat.clock, epochs, announced, self._lineage(seat.held))
 
     def _lineage(self, held: records.Held) -> Lineage:
-        return Lineage(
+        return Lineage.of(
             {
                 self._stages[stage]: {
                     name: held.lineage[stage][index]

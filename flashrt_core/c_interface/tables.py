@@ -124,7 +124,7 @@ def region_records(contract: Contract) -> list[records.Region]:
 
 
 def transfer_record(executable: int, planned: Transfer) -> records.TransferRecord:
-    """Planned copies, and the graph that they are on a GPU."""
+    """Planned copies, and their graph where they are one."""
     found = pieces(planned.rows)
     return records.TransferRecord(
         executable=executable or None,

@@ -19,7 +19,6 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable
-from dataclasses import asdict, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
         "name": image.info.name,
         "session": image.info.session,
         "created_ns": image.info.created_ns,
-        "shape": None if host.shape is None else asdict(host.shape),
+        "shape": None if host.shape is None else host.shape._asdict(),
         "prompt": host.prompt,
         "seed": host.seed,
         "decisions": host.decisions,
@@ -161,7 +160,7 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
     """The capsule of a header and all bytes behind it; MalformedError where they do not agree."""
     top = Fields(document, "header")
     shape = top.fields("shape")
-    key = ShapeKey(*(shape.whole(field.name, 1, 1 << 31) for field in fields(ShapeKey)))
+    key = ShapeKey(*(shape.whole(name, 1, 1 << 31) for name in ShapeKey._fields))
     shape.end()
     parts, stages = top.fields("fingerprint"), top.fields("lineage")
     lineage = {}
@@ -180,7 +179,7 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
         turn=top.whole("turn", 1, _I64) if "turn" in document else 0,
         raw=arrays.pop((_RAW, ""), None),
         staged={name: value for (_, name), value in arrays.items()},
-        lineage=Lineage(lineage),
+        lineage=Lineage.of(lineage),
     )
     fingerprint = Fingerprint({name: parts.text(name) for name in parts})
     info = CapsuleInfo(

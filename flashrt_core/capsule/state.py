@@ -25,7 +25,7 @@ from ..freshness import Lineage
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostState:
     """What a session knows outside the buffers. Immutable, so that sharing it is copying it.
 
@@ -79,8 +79,7 @@ class Part(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True)
-class CapsuleInfo:
+class CapsuleInfo(NamedTuple):
     """What there is to know about a capsule without opening it."""
 
     name: str
@@ -119,6 +118,11 @@ class SlotCopier:
             for shape in contract.shapes
             for age in range(contract.ages)
         }
+
+    @property
+    def sizes(self) -> frozenset[int]:
+        """Bytes that capsules may have."""
+        return frozenset(self._nbytes.values())
 
     def regions(self, shape: ShapeKey, turn: int = 0) -> tuple[RegionSpec, ...]:
         """The regions a capsule of ``shape`` holds behind ``turn`` decisions, in slot order."""
@@ -164,29 +168,29 @@ class RegionCopier(SlotCopier):
         super().__init__(device, contract)
         self._planned_for = tuple(slots)
         # By the identity of the slot, which is quicker to tell than its address.
-        self._save: dict[int, dict[tuple[ShapeKey, int], Transfer]] = {}
-        self._load: dict[int, dict[tuple[ShapeKey, int], Transfer]] = {}
+        self._planned: dict[tuple[int, ShapeKey, int], tuple[Transfer, Transfer]] = {}
         for slot in self._planned_for:
-            save, load = (
-                {
-                    key: device.plan(_copies(contract.regions_at(*key), buffers, slot, to_slot))
-                    for key in self._nbytes
-                }
-                for to_slot in (True, False)
-            )
-            self._save[id(slot)], self._load[id(slot)] = save, load
+            for shape, age in self._nbytes:
+                regions = contract.regions_at(shape, age)
+                save, load = (device.plan(_copies(regions, buffers, slot, to)) for to in _WAYS)
+                self._planned[id(slot), shape, age] = save, load
 
     def save(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> None:
         """Buffers -> slot."""
-        self._device.transfer(self._save[id(slot)][shape, self.contract.age(turn)])
+        age = self.contract.age(turn)
+        self._device.transfer(self._planned[id(slot), shape, age][0])
 
     def load(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> None:
         """Slot -> buffers."""
-        self._device.transfer(self._load[id(slot)][shape, self.contract.age(turn)])
+        age = self.contract.age(turn)
+        self._device.transfer(self._planned[id(slot), shape, age][1])
 
     def planned(self, shape: ShapeKey, slot: Tensor) -> tuple[Transfer, Transfer]:
         """What :meth:`save` and :meth:`load` start, in a policy without history."""
-        return self._save[id(slot)][shape, 0], self._load[id(slot)][shape, 0]
+        return self._planned[id(slot), shape, 0]
+
+
+_WAYS = (True, False)  # to the slot, and from it
 
 
 def _copies(

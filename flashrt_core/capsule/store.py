@@ -18,22 +18,52 @@ from torch import Tensor
 from ..contract import Contract, ShapeKey, Update
 from ..devices import Device
 from ..devices.base import NUMPY_DTYPES
+from ..devices.transfer import Rows
 from ..errors import CapsuleError, CapsuleStoreFullError
 from ..fingerprint import Fingerprint
 from ..text import check_text
 from .file import read_capsule, write_capsule
 from .state import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier, SlotCopier
 
-_OPTION = {Place.DEVICE: "capsule_slots", Place.HOST: "host_slots"}
+#: Kept, since an enumeration looks its members up.
+_DEVICE, _HOST = Place.DEVICE, Place.HOST
+_OPTION = {_DEVICE: "capsule_slots", _HOST: "host_slots"}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Held:
-    """A capsule and the slot that it fills."""
+    """A capsule and the slot that it fills.
 
-    info: CapsuleInfo
-    host: HostState
+    A snapshot over an older one changes it in place, which takes less than to make another: a robot
+    waits for both.
+    """
+
+    name: str
+    session: str
+    fingerprint: str
+    place: Place
     slot: Tensor
+    host: HostState
+    nbytes: int
+    created_ns: int
+    told: CapsuleInfo | None = None  # as long as it is true
+
+    def info(self) -> CapsuleInfo:
+        """What is told of it."""
+        if self.told is None:
+            host = self.host
+            self.told = CapsuleInfo(
+                self.name,
+                self.session,
+                self.fingerprint,
+                self.nbytes,
+                self.created_ns,
+                host.decisions,
+                host.prompt,
+                host.stamp_ns,
+                self.place,
+            )
+        return self.told
 
 
 #: Where it is, its memory, and the capsule in it.
@@ -49,6 +79,7 @@ class CapsuleStore:
         fingerprint: of the plan.
         slots: in the device's memory.
         host_slots: in the host's.
+        parking: slots of sessions, to which capsules are forked.
     """
 
     def __init__(
@@ -58,13 +89,22 @@ class CapsuleStore:
         fingerprint: Fingerprint,
         slots: Sequence[Tensor],
         host_slots: Sequence[Tensor] = (),
+        parking: Sequence[Tensor] = (),
     ) -> None:
         self._device = device
         self._contract = contract
         self._slots = SlotCopier(device, contract)
         self._fingerprint = fingerprint
-        self._free = {Place.DEVICE: list(slots), Place.HOST: list(host_slots)}
+        self._digest = fingerprint.digest
+        self._free = {_DEVICE: list(slots), _HOST: list(host_slots)}
         self._held: dict[str, Held] = {}
+        # By the identity of the slots, as in RegionCopier.
+        self._forks = {
+            (id(slot), id(seat), nbytes): device.plan([Rows(seat, slot, nbytes)])
+            for slot in (*slots, *host_slots)
+            for seat in parking
+            for nbytes in self._slots.sizes
+        }
         self.capacity, self.host_capacity = len(slots), len(host_slots)
 
     def __len__(self) -> int:
@@ -72,11 +112,34 @@ class CapsuleStore:
 
     def list(self) -> list[CapsuleInfo]:
         """All capsules, in the order they came in; each says whose memory it is in."""
-        return [held.info for held in self._held.values()]
+        return [held.info() for held in self._held.values()]
 
     def info(self, name: str) -> CapsuleInfo:
         """The capsule called ``name``; CapsuleError when unknown."""
-        return self._find(name).info
+        return self.find(name).info()
+
+    def find(self, name: str, session: str | None = None) -> Held:
+        """The capsule called ``name`` with what it holds.
+
+        CapsuleError when unknown, or of another session than ``session``, if one is named.
+        """
+        try:
+            held = self._held[name]
+        except (KeyError, TypeError):  # also what cannot be a name
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"one of {sorted(self._held)}" if self._held else "a saved capsule",
+                got="no such capsule",
+                remedy="save it first, or list the capsules",
+            ) from None
+        if session is not None and held.session != session:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"one of session {session!r}",
+                got=f"one of session {held.session!r}",
+                remedy="fork it into a new session instead",
+            )
+        return held
 
     def save(self, name: str, session: str, host: HostState, copier: RegionCopier) -> CapsuleInfo:
         """Copy the regions of ``copier``'s buffers into a slot.
@@ -93,41 +156,30 @@ class CapsuleStore:
                 got="none",
                 remedy="run a decision or the context stage first",
             )
-        place, slot = self._slot_for(name, session)
+        held = self._replaced(name, session)
+        slot = self._take(name, _DEVICE) if held is None else held.slot
         try:
             copier.save(shape, slot, host.turn)
         except BaseException:
-            self._free[place].append(slot)
+            self._free[_DEVICE if held is None else held.place].append(slot)
             raise
         # The device copies meanwhile.
-        return self._hold(name, session, host, place, slot, time.time_ns())
+        nbytes, now = copier.nbytes(shape, host.turn), time.time_ns()
+        if held is None:
+            held = Held(name, session, self._digest, _DEVICE, slot, host, nbytes, now)
+        else:
+            held.host, held.nbytes, held.created_ns, held.told = host, nbytes, now, None
+        self._held[name] = held
+        return held.info()
 
-    def load(self, name: str, session: str, copier: RegionCopier) -> HostState:
-        """Copy a capsule's regions into ``copier``'s buffers; what the session must resume with.
-
-        CapsuleError when the capsule is unknown or belongs to another session.
-        """
-        held = self._find(name)
-        if held.info.session != session:
-            raise CapsuleError(
-                f"capsule {name!r}",
-                expected=f"one of session {session!r}",
-                got=f"one of session {held.info.session!r}",
-                remedy="fork it into a new session instead",
-            )
-        copier.load(_shape(held.host), held.slot, held.host.turn)
-        return held.host
-
-    def copy_to(self, name: str, slot: Tensor) -> HostState:
-        """Copy a capsule into a slot outside the store (a fork); CapsuleError when unknown."""
-        held = self._find(name)
-        self._slots.copy_slot(_shape(held.host), held.slot, slot, held.host.turn)
-        return held.host
+    def fork(self, held: Held, seat: Tensor) -> None:
+        """Copy what a capsule holds into the slot of a session."""
+        self._device.transfer(self._forks[id(held.slot), id(seat), held.nbytes])
 
     def drop(self, name: str) -> None:
         """Free the slot of ``name``; CapsuleError when unknown."""
-        held = self._find(name)
-        self._free[held.info.place].append(held.slot)
+        held = self.find(name)
+        self._free[held.place].append(held.slot)
         del self._held[name]
 
     def to_host(self, name: str) -> CapsuleInfo:
@@ -136,18 +188,18 @@ class CapsuleStore:
         There it is restored, forked and exported as before, only slower. Nothing to do where it is
         there already. CapsuleError when unknown, CapsuleStoreFullError when no host slot is free.
         """
-        return self._move(name, Place.HOST)
+        return self._move(name, _HOST)
 
     def to_device(self, name: str) -> CapsuleInfo:
         """Move a capsule back into a slot of the device; errors as :meth:`to_host`."""
-        return self._move(name, Place.DEVICE)
+        return self._move(name, _DEVICE)
 
     def export(self, name: str) -> CapsuleImage:
         """A host copy of a capsule with its identity."""
-        held = self._find(name)
+        held = self.find(name)
         parts = self._slots.parts(_shape(held.host), held.host.turn)
-        payload = self._device.read(held.slot[: held.info.nbytes])
-        return CapsuleImage(held.info, self._fingerprint, held.host, parts, payload)
+        payload = self._device.read(held.slot[: held.nbytes])
+        return CapsuleImage(held.info(), self._fingerprint, held.host, parts, payload)
 
     def adopt(self, image: CapsuleImage) -> CapsuleInfo:
         """Take in a capsule that another store of the same plan exported.
@@ -177,13 +229,19 @@ class CapsuleStore:
             )
         check_text("session name", image.info.session, error=CapsuleError)
         host = image.host.owned()
-        place, slot = self._slot_for(name, image.info.session)
+        session = image.info.session
+        held = self._replaced(name, session)
+        place = _DEVICE if held is None else held.place
+        slot = self._take(name, place) if held is None else held.slot
         try:
             self._device.write(slot[:size], image.payload)
         except BaseException:
             self._free[place].append(slot)
             raise
-        return self._hold(name, image.info.session, host, place, slot, image.info.created_ns)
+        created_ns = image.info.created_ns
+        held = Held(name, session, self._digest, place, slot, host, size, created_ns)
+        self._held[name] = held
+        return held.info()
 
     def write_file(self, name: str, path: str | os.PathLike[str]) -> int:
         """Write a capsule to a file, whole or not at all; how many bytes it has.
@@ -204,12 +262,12 @@ class CapsuleStore:
         """
         image = read_capsule(path)
         if name is not None:
-            image = replace(image, info=replace(image.info, name=name))
+            image = replace(image, info=image.info._replace(name=name))
         return self.adopt(image)
 
     def slots(self) -> tuple[Slot, ...]:
         """Every slot and what it holds, for who keeps the store meanwhile."""
-        full = ((held.info.place, held.slot, held) for held in self._held.values())
+        full = ((held.place, held.slot, held) for held in self._held.values())
         return (*full, *((place, slot, None) for place in Place for slot in self._free[place]))
 
     def refill(self, slots: Sequence[Slot]) -> None:
@@ -218,12 +276,12 @@ class CapsuleStore:
             place: [slot for where, slot, held in slots if where is place and held is None]
             for place in Place
         }
-        full = sorted((held for *_, held in slots if held), key=lambda held: held.info.created_ns)
-        self._held = {held.info.name: held for held in full}
+        full = sorted((held for *_, held in slots if held), key=lambda held: held.created_ns)
+        self._held = {held.name: held for held in full}
 
     def _move(self, name: str, place: Place) -> CapsuleInfo:
-        held = self._find(name)
-        left = held.info.place
+        held = self.find(name)
+        left = held.place
         if left is not place:
             slot = self._take(name, place)
             try:
@@ -232,72 +290,35 @@ class CapsuleStore:
                 self._free[place].append(slot)
                 raise
             self._free[left].append(held.slot)
-            held = replace(held, info=replace(held.info, place=place), slot=slot)
-            self._held[name] = held
-        return held.info
+            held.place, held.slot, held.told = place, slot, None
+        return held.info()
 
-    def _hold(
-        self,
-        name: str,
-        session: str,
-        host: HostState,
-        place: Place,
-        slot: Tensor,
-        created_ns: int,
-    ) -> CapsuleInfo:
-        """Keep what a slot was filled with."""
-        info = CapsuleInfo(
-            name=name,
-            session=session,
-            fingerprint=self._fingerprint.digest,
-            nbytes=self._slots.nbytes(_shape(host), host.turn),
-            created_ns=created_ns,
-            decision=host.decisions,
-            prompt=host.prompt,
-            stamp_ns=host.stamp_ns,
-            place=place,
-        )
-        self._held[name] = Held(info, host, slot)
-        return info
-
-    def _slot_for(self, name: str, session: str) -> tuple[Place, Tensor]:
-        """Take the slot that a capsule goes to: its own, which it loses, or a free one."""
+    def _replaced(self, name: str, session: str) -> Held | None:
+        """The capsule of that name, taken out of the store; None where it will be a new one."""
         held = self._held.get(name) if isinstance(name, str) else None
         if held is None:
             check_text("capsule name", name, error=CapsuleError)
-            return Place.DEVICE, self._take(name, Place.DEVICE)
-        info = held.info
-        if info.session != session:
+            return None
+        if held.session != session:
             raise CapsuleError(
                 f"capsule {name!r}",
                 expected="a free name",
-                got=f"one that session {info.session!r} uses",
+                got=f"one that session {held.session!r} uses",
                 remedy="choose another name or drop that capsule",
             )
         del self._held[name]
-        return info.place, held.slot
+        return held
 
     def _take(self, name: str, place: Place) -> Tensor:
         if not self._free[place]:
-            there = sorted(n for n, held in self._held.items() if held.info.place is place)
+            there = sorted(n for n, held in self._held.items() if held.place is place)
             raise CapsuleStoreFullError(
                 f"capsule {name!r}",
-                expected="a free slot" + (" of the host" if place is Place.HOST else ""),
+                expected="a free slot" + (" of the host" if place is _HOST else ""),
                 got=f"{len(there)} of {len(there)} in use: {there}",
                 remedy=f"drop a capsule or raise {_OPTION[place]}",
             )
         return self._free[place].pop()
-
-    def _find(self, name: str) -> Held:
-        held = self._held.get(name) if isinstance(name, str) else None
-        if held is None:
-            raise CapsuleError(
-                f"capsule {name!r}",
-                expected=f"one of {sorted(self._held)}" if self._held else "a saved capsule",
-                got="no such capsule",
-                remedy="save it first, or list the capsules",
-            )
-        return held
 
 
 def _shape(host: HostState) -> ShapeKey:

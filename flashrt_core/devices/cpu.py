@@ -23,7 +23,7 @@ from ..errors import CaptureError, DeviceError, FlashRTError
 from ..kernels.op import Op
 from .arena import ALIGNMENT, placed, views
 from .base import Native, NativeProgram, Program, Segment
-from .transfer import Rows, Transfer
+from .transfer import Rows, Transfer, pieces
 
 
 @dataclass
@@ -173,6 +173,7 @@ class CpuDevice:
 
     def plan(self, copies: Sequence[Rows]) -> CpuTransfer:
         """Views of what is copied."""
+        pieces(copies)  # which checks them, as on any device
         return CpuTransfer(
             tuple(copies),
             tuple(

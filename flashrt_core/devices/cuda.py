@@ -28,9 +28,9 @@ from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
 from .cuda_staging import Pinned, Staging
-from .cuda_transfer import CudaTransfer, capture_pieces
+from .cuda_transfer import Copier, CudaTransfer
 from .overlap import DEFAULT, Overlap
-from .transfer import Rows, Transfer, pieces
+from .transfer import Rows, Transfer
 
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
 _NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
@@ -131,6 +131,7 @@ class CudaDevice:
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = self.driver.call("cuStreamCreate", int(flags))
         opened.callback(self.driver.call, "cuStreamDestroy", self._stream)
+        self._copier = Copier(self.driver, kernels, self._stream)
         with self.driver.memory_errors("the workspace of products"):
             self.gemm = CublasLt(self.driver, self._stream, cache_path(self.driver.name, version))
         opened.callback(self.gemm.close)
@@ -269,28 +270,24 @@ class CudaDevice:
         return _to_numpy(host, source)
 
     def plan(self, copies: Sequence[Rows]) -> CudaTransfer:
-        """Capture copies into one graph."""
+        """Make the parameters of one launch; a graph where the host's memory is among them."""
         self.driver.enter()
-        executable = capture_pieces(self.driver, self._stream, pieces(copies), self._on_host)
-        self._executables.append(executable)
-        windows = any(
-            self._staging.holds(buffer.data_ptr())
-            for each in copies
-            for buffer in (each.target, each.source)
-        )
-        return CudaTransfer(tuple(copies), executable, windows)
+        planned = self._copier.plan(copies, self._staging.holds, self._on_host)
+        if planned.executable is not None:
+            self._executables.append(planned.executable)
+        return planned
 
     def transfer(self, planned: Transfer) -> None:
-        """Launch the graph of planned copies: one driver call, in stream order."""
+        """Start planned copies: one driver call, in stream order."""
         if not isinstance(planned, CudaTransfer):
             raise DeviceError(
                 "device 'cuda'", expected="copies it planned", got=type(planned).__name__
             )
-        self.driver.enter()
         if planned.windows:
+            self.driver.enter()
             self._staging.send()
             self._staging.outdate()
-        self.driver.call("cuGraphLaunch", planned.executable, self._stream)
+        self.driver.start(planned.call, planned.args)
 
     def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
         """Copy in one driver call, in stream order."""
@@ -311,12 +308,14 @@ class CudaDevice:
         self.driver.enter()
         self._staging.send()
         self._staging.synchronize()
-        return Native("cuda", LIBRARY, int(self.driver.context), int(self._stream))
+        context, stream = int(self.driver.context), int(self._stream)
+        copier = self._copier
+        return Native("cuda", LIBRARY, context, stream, int(copier.function), copier.blocks)
 
     def native(self, program: Program | Transfer) -> NativeProgram:
         """Graph and events."""
         if isinstance(program, CudaTransfer):
-            return NativeProgram(int(program.executable))
+            return NativeProgram(int(program.executable or 0))
         own = self._own(program)
         return NativeProgram(int(own.executable), tuple(int(event) for event in own.events))
 

@@ -7,10 +7,10 @@ here and told in one line.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -74,6 +74,18 @@ class CudaDriver:
             raise self.error(f"CUDA call {name}", code)
         return None if not values else values[0] if len(values) == 1 else tuple(values)
 
+    def start(self, name: str, args: tuple[Any, ...]) -> None:
+        """Enter, and make a driver call without a result; DeviceError on failure.
+
+        Not counted: a host waits for it with cold caches, where the count takes as long as the
+        call.
+        """
+        if get_ident() != self._thread:
+            self.enter()
+        code = getattr(self.api, name)(*args)[0]
+        if code is not self._success and code != self._success:
+            raise self.error(f"CUDA call {name}", code)
+
     def error(self, what: str, code: Any) -> DeviceError:
         """The DeviceError of a driver result code, with CUDA's own name and explanation."""
         _, text = self.api.cuGetErrorString(code)
@@ -104,7 +116,7 @@ class CudaDriver:
 
     def enter(self) -> None:
         """Make the context current in the calling thread."""
-        thread = threading.get_ident()
+        thread = get_ident()
         if thread != self._thread:
             self.call("cuCtxSetCurrent", self.context)
             self._thread = thread

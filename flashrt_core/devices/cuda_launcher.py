@@ -55,7 +55,8 @@ class CudaLauncher:
         self._planning = True
         self._boundary = True
         self._stage = ""
-        self._workspaces: list[Tensor] = []
+        # By whether they are for weights.
+        self._workspaces: dict[bool, list[Tensor]] = {False: [], True: []}
         # Of scales, or their reciprocals, by address.
         self._constants: dict[tuple[int, bool], Tensor] = {}
         self._kept: list[Tensor] = []  # captured graphs hold the addresses of earlier ones
@@ -208,20 +209,21 @@ class CudaLauncher:
         self._boundary = True
         way(x, out)
 
-    def workspace(self, *shape: int) -> Tensor:
+    def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
-        count = prod(shape)
-        held = self._workspaces[-1].numel() if self._workspaces else 0
+        count, spaces = prod(shape), self._workspaces[weights]
+        held = spaces[-1].numel() if spaces else 0
         if count > held:
             if not self._planning:
                 raise CaptureError("workspace", expected=f"at most {held} values", got=count)
             # Graphs captured earlier hold the address of the smaller one, so that one stays.
-            self._workspaces.append(torch.empty(count, dtype=torch.bfloat16, device="cuda"))
-        return self._workspaces[-1][:count].view(shape)
+            spaces.append(torch.empty(count, dtype=torch.bfloat16, device="cuda"))
+        return spaces[-1][:count].view(shape)
 
     def close(self) -> None:
         """Release the workspace."""
-        self._workspaces.clear()
+        for spaces in self._workspaces.values():
+            spaces.clear()
         self._constants.clear()
         self._kept.clear()
 

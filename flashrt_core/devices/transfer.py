@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..errors import DeviceError
+
 
 class Rows(NamedTuple):
     """``rows`` runs of ``row_bytes`` between two buffers; offsets and pitches in bytes."""
@@ -48,6 +50,8 @@ def pieces(copies: Iterable[Rows]) -> tuple[Piece, ...]:
     """The addresses of ``copies``; those without a gap, at either end, are one piece.
 
     What is between two rows is never part of a piece: it belongs to nobody who asked for it.
+    DeviceError where one is read from between the first and the last byte that one is written to:
+    in what order they are copied is the device's choice.
     """
     found: list[Piece] = []
     for piece in map(_piece, copies):
@@ -57,7 +61,25 @@ def pieces(copies: Iterable[Rows]) -> tuple[Piece, ...]:
             found[-1] = Piece(last.target, last.source, width, 1, width, width)
         else:
             found.append(piece)
+    _check_apart(found)
     return tuple(found)
+
+
+def _check_apart(found: Iterable[Piece]) -> None:
+    written = [(each.target, each.target + _extent(each, each.target_pitch)) for each in found]
+    for each in found:
+        start, end = each.source, each.source + _extent(each, each.source_pitch)
+        for first, last in written:
+            if start < last and first < end:
+                raise DeviceError(
+                    "planned copies",
+                    expected="none that reads what one of them writes",
+                    got=f"{min(end, last) - max(start, first)} bytes in common",
+                )
+
+
+def _extent(piece: Piece, pitch: int) -> int:
+    return (piece.rows - 1) * pitch + piece.width
 
 
 def _piece(copy: Rows) -> Piece:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
-from .launch import Launcher, require_bf16, row_threads
+from .launch import Launcher, blocks, require_bf16, row_threads
 from .low_bit import no_kernel
 from .maths import ada_rms_normalise
 from .op import Lane, Op
@@ -78,8 +78,6 @@ def action_out_euler_launch(
     time: float | None = None,
 ) -> None:
     """One block a row; a guided step has entries of its own, so that others stay as fast."""
-    if scale is None or shift is None:
-        raise no_kernel("action_out_euler", expected="a conditioned norm", got="none")
     require_bf16("action_out_euler", hidden=hidden)
     rows, width = hidden.shape
     entry = "action_out_euler"
@@ -88,6 +86,17 @@ def action_out_euler_launch(
         entry, share = "action_out_euler_guided", _share(dt, time)
         guide = (previous, guidance, previous.stride(0), guidance.stride(0), time, share)
     pitches = (hidden.stride(0), x.stride(0), out.stride(0))
+    if scale is None:
+        if width > _MOST_PLAIN or not weight.is_contiguous():
+            raise no_kernel(
+                "action_out_euler",
+                expected=f"packed weights of at most {_MOST_PLAIN} columns without a norm",
+                got=list(weight.shape),
+            )
+        plain = (hidden, weight, bias, x, out, rows, width, x.shape[1], *pitches, dt, *guide)
+        grid = (blocks(x.shape[1], 4), blocks(rows, 8))
+        launcher.launch(f"{entry}_plain_bf16", grid, 256, plain, shared_bytes=16 * width)
+        return
     if x.shape[1] == 32 and width == 1024 and weight.is_contiguous():
         small = (hidden, scale, shift, weight, bias, x, out, *pitches, dt, eps, *guide)
         launcher.launch(f"{entry}_d32_bf16", rows, 512, small)
@@ -97,6 +106,9 @@ def action_out_euler_launch(
     threads = row_threads("action_out_euler", width)
     launcher.launch(f"{entry}_rows_bf16", rows, threads, args)
 
+
+#: Width of rows without a norm, four rows of whose weights are in a block's shared memory.
+_MOST_PLAIN = 3072
 
 ACTION_OUT_EULER = Op("action_out_euler", action_out_euler_ref, action_out_euler_launch)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
+from .expand_rows import expand_rows_launch
 from .glu_linear import glu_rows_launch
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, glu
@@ -74,12 +74,16 @@ def ada_rms_norm_geglu_launch(
         args = (part, *weights, into, part.shape[0], x.stride(0), out.stride(0), eps)
         plan.launch(launcher, weight.shape[0], args)
 
-    if weight.dtype is not torch.bfloat16:
-        for run, plan in whole_plans(
+    if weight_scale is not None:
+        runs = whole_plans(
             "ada_rms_norm_geglu", _WHOLE_PLANS, launcher, x, weight, (x_scale, out_scale)
-        ):
+        )
+        for run, plan in runs:
             fused(run, plan)
-        return
+        if runs:
+            return
+        weight = expand_rows_launch(launcher, "ada_rms_norm_geglu", weight, weight_scale)
+        weight_scale = None
     require_bf16("ada_rms_norm_geglu", weight=weight)
     chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
     if chosen is not None and weight.is_contiguous():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
 from .check import F32, ArgCheck
+from .expand_rows import expand_rows_launch
 from .launch import Launcher, require_bf16
-from .low_bit import no_kernel
 from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
@@ -86,12 +85,15 @@ def ada_rms_norm_qkv_rope_kv_launch(
         args = (part, scale, shift, weight, weight_scale, *outputs, *counts, *pitches, eps)
         plan.launch(launcher, weight.shape[0], args)
 
-    if weight.dtype is not torch.bfloat16:
-        if not one_key_head:
-            raise no_kernel(op, expected="one key head of 256 values", got=list(k.shape))
-        for run, plan in whole_plans(op, _WHOLE_PLANS, launcher, x, weight, (x_scale,)):
+    if weight_scale is not None:
+        plans = _WHOLE_PLANS if one_key_head else ()
+        runs = whole_plans(op, plans, launcher, x, weight, (x_scale,))
+        for run, plan in runs:
             fused(run, plan)
-        return
+        if runs:
+            return
+        weight = expand_rows_launch(launcher, op, weight, weight_scale)
+        weight_scale = None
     require_bf16(op, weight=weight)
     chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
     if chosen is not None and one_key_head and weight.is_contiguous():

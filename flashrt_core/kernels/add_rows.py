@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import ArgCheck
-from .launch import Launcher
-from .low_bit import no_kernel
+from .launch import Launcher, require_bf16
 from .op import Lane, Op
+from .product_rows import product_rows_launch
 
 
 def add_rows_ref(src: Tensor, out: Tensor) -> None:
@@ -16,8 +16,9 @@ def add_rows_ref(src: Tensor, out: Tensor) -> None:
 
 
 def add_rows_launch(launcher: Launcher, src: Tensor, out: Tensor) -> None:
-    """One block a row."""
-    raise no_kernel("add_rows", expected="device 'cpu'", got=list(out.shape))
+    """As behind a product without bias and activation."""
+    require_bf16("add_rows", src=src)
+    product_rows_launch(launcher, src, None, out, accumulate=True)
 
 
 ADD_ROWS = Op("add_rows", add_rows_ref, add_rows_launch)

@@ -27,6 +27,7 @@ def attention_ref(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    kept: bool = False,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -61,7 +62,9 @@ def attention_ref(
     store(mixed.reshape(M, heads * dim), out, out_scale)
 
 
-#: 64 queries, 256 keys and 256 values of 72 numbers.
+#: Of the kernels of many heads and few rows, by the width of a head; the source asserts the same.
+_HEADS_SHARED = {48: 57_344, 64: 73_728, 128: 69_632}
+#: 64 queries, 256 keys and 256 values, in rows of 72 numbers.
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
 _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
@@ -165,10 +168,8 @@ def _few_queries(
     )
 
 
-def _require_alike(causal: bool, key_bias: Tensor | None) -> None:
-    """ContractError unless every row sees every key, and all keys count alike."""
-    if causal:
-        raise no_kernel("attention", expected="rows that see every key", got="causal=True")
+def _require_alike(key_bias: Tensor | None) -> None:
+    """ContractError unless all keys count alike."""
     if key_bias is not None:
         raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
 
@@ -185,18 +186,20 @@ def attention_launch(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    kept: bool = False,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
-    _require_alike(causal, key_bias)
+    _require_alike(key_bias)
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
-    if dim == 72 and heads == kv_heads and packed and rows == keys == 256 * segments:
+    runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
+    if dim in (64, 72) and runs and prefix_length is None:
         launcher.launch(
-            f"attention_segments_d72_{into}",
+            f"attention_segments_d{dim}_{into}",
             (4, heads, segments),
             128,
             (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
@@ -209,49 +212,59 @@ def attention_launch(
             expected="the heads of a row side by side",
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
-    if dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0):
-        contiguous = q.stride(0) == out.stride(0) == heads * dim
-        few = rows <= 64 and contiguous and into == "bf16"
-        if prefix_length is not None and prefix_rows < keys and few:
-            _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
-            return
-        whole = prefix_length is None or prefix_rows == keys
-        if launcher.architecture == 90 and contiguous and whole:
-            _shared_kv_sm90(launcher, q, k, v, out, out_scale, prefix_length, scale)
-            return
-        pointers = (q, k, v, out, out_scale, prefix_length)
-        counts = (rows * heads, heads, keys, prefix_rows or keys)
-        pitches = (q.stride(0), k.stride(0), out.stride(0))
+    if dim == 256 and kv_heads == 1 and segments == 1 and not causal and k.stride(0) == v.stride(0):
+        _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
+        return
+    sizes = (rows // segments, keys // segments, prefix_rows)
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
+    tensors = (q, k, v, out, out_scale, prefix_length)
+    if dim in _HEADS_SHARED:
         launcher.launch(
-            f"attention_shared_kv_d256_{into}",
-            blocks(rows * heads, 64),
-            256,
-            (*pointers, *counts, *pitches, scale),
-            shared_bytes=_SHARED_KV_SHARED,
+            f"attention_heads_d{dim}_{into}",
+            (blocks(sizes[0], 16), heads, segments),
+            128,
+            (*tensors, *sizes, heads // kv_heads, int(causal), int(kept), *strides, scale),
+            shared_bytes=_HEADS_SHARED[dim],
         )
         return
-    _rows(launcher, (q, k, v, out), out_scale, prefix_length, prefix_rows, segments, scale)
+    if dim > 256:
+        raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
+    plain = (rows, heads, kv_heads, dim, *sizes, int(causal), *strides, scale)
+    args = (*tensors, *plain)
+    launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
 
 
-def _rows(
+def _shared_kv(
     launcher: Launcher,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
     out_scale: Tensor | None,
     prefix_length: Tensor | None,
     prefix_rows: int,
-    segments: int,
     scale: float,
 ) -> None:
-    """Any width up to 256, a warp a row and head."""
-    q, k, v, out = tensors
-    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
-    if dim > 256:
-        raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
-    sizes = (rows, heads, kv_heads, dim, rows // segments, keys // segments, prefix_rows)
-    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    args = (*tensors, out_scale, prefix_length, *sizes, *strides, scale)
+    """Heads of 256 numbers that share one head of keys and values."""
+    (rows, heads, dim), keys, into = q.shape, k.shape[0], output_suffix("attention", out)
+    contiguous = q.stride(0) == out.stride(0) == heads * dim
+    few = rows <= 64 and contiguous and into == "bf16"
+    if prefix_length is not None and prefix_rows < keys and few:
+        _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
+        return
+    whole = prefix_length is None or prefix_rows == keys
+    if launcher.architecture == 90 and contiguous and whole:
+        _shared_kv_sm90(launcher, q, k, v, out, out_scale, prefix_length, scale)
+        return
+    pointers = (q, k, v, out, out_scale, prefix_length)
+    counts = (rows * heads, heads, keys, prefix_rows or keys)
+    pitches = (q.stride(0), k.stride(0), out.stride(0))
     launcher.launch(
-        f"attention_rows_{output_suffix('attention', out)}", blocks(rows * heads, 4), 128, args
+        f"attention_shared_kv_d256_{into}",
+        blocks(rows * heads, 64),
+        256,
+        (*pointers, *counts, *pitches, scale),
+        shared_bytes=_SHARED_KV_SHARED,
     )
 
 
@@ -316,6 +329,7 @@ def attention(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     causal: bool = False,
+    kept: bool = False,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -333,6 +347,9 @@ def attention(
             j in [prefix_length, prefix_rows) are not read. None: every key counts.
         prefix_rows: rows kept for the prefix; keys from there on always count.
         causal: row i of a run sees no key behind i; needs as many keys as rows.
+        kept: k, v and prefix_length are what an earlier stage left, and an op of this stage that
+            holds the ones behind it back (``action_in``) is in front, so that a device may read
+            them before the ops between have come to their end.
         key_bias: [N] float32, added to the scores of each key, read when the op runs: the logarithm
             of how often a key counts, -inf for one that is not read. At least one of a run is.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
@@ -341,7 +358,7 @@ def attention(
         ContractError: shapes, formats or devices do not fit.
     """
     _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
-    order = {"causal": True} if causal else {}
+    order = {name: True for name, is_so in (("causal", causal), ("kept", kept)) if is_so}
     lane.issue(
         ATTENTION,
         q,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ..errors import ContractError
 from .check import ArgCheck
-from .launch import Launcher, row_threads, stream_suffix
-from .low_bit import no_kernel
+from .launch import Launcher, output_suffix, row_threads, stream_suffix
 from .op import Lane, Op
 from .quantised import given, store
 
@@ -21,21 +20,27 @@ def copy_rows_launch(
     launcher: Launcher, src: Tensor, out: Tensor, *, out_scale: Tensor | None = None
 ) -> None:
     """One block a row."""
-    if out_scale is not None:
-        raise no_kernel("copy_rows", expected="a wide 'out'", got=out.dtype)
-    formats = stream_suffix("copy_rows", "src", src), stream_suffix("copy_rows", "out", out)
-    kernels = {
-        ("bf16", "bf16"): "copy_rows_bf16",
-        ("bf16", "f32"): "copy_rows_bf16_f32",
-        ("f32", "f32"): "copy_rows_f32_f32",
-    }
-    if formats not in kernels:
-        raise ContractError(
-            "copy_rows on device 'cuda'", expected="no narrowing", got=" to ".join(formats)
-        )
+    source = stream_suffix("copy_rows", "src", src)
+    if out.dtype is torch.float32:
+        into = stream_suffix("copy_rows", "out", out)
+    else:
+        into = output_suffix("copy_rows", out)
     rows, width = out.shape
-    args = (src, out, width, src.stride(0), out.stride(0))
-    launcher.launch(kernels[formats], rows, min(256, row_threads("copy_rows", width)), args)
+    sizes = (width, src.stride(0), out.stride(0))
+    threads = min(256, row_threads("copy_rows", width))
+    if (source, into) in _PLAIN:
+        launcher.launch(_PLAIN[source, into], rows, threads, (src, out, *sizes))
+    else:
+        args = (src, out, out_scale, *sizes)
+        launcher.launch(f"copy_rows_{source}_{into}", rows, threads, args)
+
+
+#: Kernels that change no number.
+_PLAIN = {
+    ("bf16", "bf16"): "copy_rows_bf16",
+    ("bf16", "f32"): "copy_rows_bf16_f32",
+    ("f32", "f32"): "copy_rows_f32_f32",
+}
 
 
 COPY_ROWS = Op("copy_rows", copy_rows_ref, copy_rows_launch, low_bit=True)

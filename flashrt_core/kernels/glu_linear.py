@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from .check import ArgCheck
-from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
-from .low_bit import no_kernel, require_e4m3
+from .expand_rows import expand_rows_launch
+from .launch import Launcher, TensorMap, Way, blocks, output_suffix, require_bf16
+from .low_bit import require_e4m3
 from .maths import Gate, glu
 from .op import Lane, Op
 from .quantised import given, store
@@ -36,8 +38,9 @@ def glu_rows_launch(
     out: Tensor,
     column_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    activation: Gate = "gelu_tanh",
 ) -> None:
-    """out = gelu_tanh(gate) * up of interleaved columns.
+    """out = act(gate) * up of interleaved columns.
 
     Args:
         launcher: of the device.
@@ -45,11 +48,12 @@ def glu_rows_launch(
         out: [M, F] bf16 or E4M3.
         column_scale: [2F] float32 that ``merged`` is multiplied by first.
         out_scale: [1] float32, of an E4M3 ``out``.
+        activation: of the gate.
     """
     rows, width = out.shape
     into = output_suffix("glu_linear", out)
     args = (merged, column_scale, out, out_scale, width, merged.stride(0), out.stride(0))
-    launcher.launch(f"geglu_rows_{into}", (blocks(width, 8 * 256), rows), 256, args)
+    launcher.launch(f"glu_rows_{activation}_{into}", (blocks(width, 8 * 256), rows), 256, args)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Tile:
         stages: in shared memory.
         cluster: blocks.
         suffix: format of operands and result.
+        gate: activation.
+        groups: warpgroups of a block that compute, 64 features each.
     """
 
     tokens: int
@@ -69,17 +75,37 @@ class Tile:
     stages: int
     cluster: int
     suffix: str = "bf16"
+    gate: Gate = "gelu_tanh"
+    groups: int = 2
+
+    @property
+    def features(self) -> int:
+        """Of a block."""
+        return 64 * self.groups
 
     @property
     def kernel(self) -> str:
         """Name of the entry."""
         parts = (self.tokens, self.depth, self.stages, self.cluster)
-        return f"geglu_linear_{'_'.join(map(str, parts))}_{self.suffix}_sm90"
+        return f"glu_linear_{self.gate}_{'_'.join(map(str, parts))}_{self.suffix}_sm90"
 
 
 _TILES = (Tile(152, 64, 4, 2), Tile(192, 64, 4, 2), Tile(200, 64, 3, 2))
 _FP8_TILES = tuple(replace(tile, depth=2 * tile.depth, suffix="fp8") for tile in _TILES)
-_FEATURES = 128  # of a block
+#: With one warpgroup a block, for contexts that are one tile of tokens.
+_SILU_TILES = (
+    Tile(96, 64, 7, 1, gate="silu", groups=1),
+    Tile(152, 64, 4, 2, gate="silu"),
+    Tile(160, 64, 6, 1, gate="silu", groups=1),
+)
+_FP8_SILU_TILES = tuple(replace(tile, depth=128, suffix="fp8") for tile in _SILU_TILES)
+#: Tiles by activation and whether operands are E4M3.
+_BUILT: dict[tuple[Gate, bool], tuple[Tile, ...]] = {
+    ("gelu_tanh", False): _TILES,
+    ("gelu_tanh", True): _FP8_TILES,
+    ("silu", False): _SILU_TILES,
+    ("silu", True): _FP8_SILU_TILES,
+}
 
 
 def glu_linear_launch(
@@ -94,9 +120,10 @@ def glu_linear_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """The library's product, then the gate; or one kernel, where it exists and is faster."""
-    if activation != "gelu_tanh":
-        raise no_kernel("glu_linear", expected="activation gelu_tanh", got=activation)
     (rows, depth), width = x.shape, out.shape[1]
+    if weight_scale is not None and x_scale is None:
+        weight = expand_rows_launch(launcher, "glu_linear", weight, weight_scale)
+        weight_scale = None
     narrow = weight_scale is not None
     output_suffix("glu_linear", out)
     if narrow:
@@ -107,16 +134,22 @@ def glu_linear_launch(
     def library(x: Tensor, out: Tensor) -> None:
         merged = launcher.workspace(rows, 2 * width)
         launcher.matmul(x, weight, None, merged, x_scale=x_scale)
-        glu_rows_launch(launcher, merged, out, weight_scale, out_scale)
+        glu_rows_launch(launcher, merged, out, weight_scale, out_scale, activation)
 
-    def fused(x: Tensor, out: Tensor) -> None:
-        tile = choose_tile(rows, _FP8_TILES if narrow else _TILES)
+    def fused(x: Tensor, out: Tensor, tile: Tile) -> None:
         fused_glu_launch(launcher, x, weight, out, tile, x_scale, weight_scale, out_scale)
 
+    built = _BUILT[activation, narrow]
     fits = launcher.architecture == 90 and narrow == (out_scale is not None)
-    if fits and depth * x.element_size() % 128 == 0 and width % (2 * _FEATURES) == 0:
-        key = f"geglu_linear {rows} {depth} {width}{' fp8' if narrow else ''}"
-        launcher.fastest(key, {"fused": fused, "library": library}, x, out)
+    if fits and depth * x.element_size() % 128 == 0 and width % 256 == 0:
+        ways: dict[str, Way] = {}
+        if activation == "gelu_tanh":
+            ways["fused"] = partial(fused, tile=choose_tile(rows, built))
+        else:
+            ways |= {f"fused {tile.tokens}": partial(fused, tile=tile) for tile in built}
+        name = "geglu_linear" if activation == "gelu_tanh" else f"glu_linear {activation}"
+        key = f"{name} {rows} {depth} {width}{' fp8' if narrow else ''}"
+        launcher.fastest(key, {**ways, "library": library}, x, out)
     else:
         library(x, out)
 
@@ -136,22 +169,22 @@ def fused_glu_launch(
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
-    """Persistent blocks of 128 features; those of a cluster share their tokens (sm_90a)."""
+    """Persistent blocks of some features; those of a cluster share their tokens (sm_90a)."""
     (rows, depth), features, each = x.shape, out.shape[1], x.element_size()
     share = blocks(tile.tokens, 8 * tile.cluster) * 8
     tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), share, tile.depth, each)
     # Row 4 i + 2 j + k of 16 features is the gate (k = 0) or up row of feature 2 i + j; in a tile i
     # comes first, then k and j as they are, then the next 16 features.
     row = weight.stride(0)
-    outer = ((4, row, 4), (features // 16, 32 * row, _FEATURES // 16))
+    outer = ((4, row, 4), (features // 16, 32 * row, tile.features // 16))
     sorted_rows = TensorMap(weight.data_ptr(), 8, depth, 4 * row, 8, tile.depth, each, outer)
-    tiles = blocks(rows, tile.tokens) * features // (_FEATURES * tile.cluster)
+    tiles = blocks(rows, tile.tokens) * features // (tile.features * tile.cluster)
     sizes = (rows, depth, features)
-    stages = tile.stages * (2 * _FEATURES + tile.tokens) * tile.depth * each
+    stages = tile.stages * (2 * tile.features + tile.tokens) * tile.depth * each
     launcher.launch(
         tile.kernel,
         tile.cluster * min(tiles, launcher.multiprocessors // tile.cluster),
-        384,
+        128 * (1 + tile.groups),
         (tokens, sorted_rows, out, x_scale, weight_scale, out_scale, *sizes, out.stride(0)),
         shared_bytes=stages + 2 * tile.stages * 8,
     )

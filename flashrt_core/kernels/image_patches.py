@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .check import FLOATS, I32, U8, ArgCheck
 from .launch import Launcher, require_bf16_rows
-from .low_bit import no_kernel
 from .op import Lane, Op
 from .picture import FIELDS, MAX_TAPS, Picture
 from .picture_reference import square
@@ -51,17 +50,17 @@ def image_patches_launch(
     merge: int = 1,
 ) -> None:
     """One block a patch; from a camera's bytes, a thread a pixel of it."""
-    if merge != 1:
-        raise no_kernel("image_patches", expected="merge 1", got=merge)
     require_bf16_rows("image_patches", out=out)
+    merged, groups = ("", ()) if merge == 1 else ("_merged", (merge,))
     if picture is None:
-        args = (image, out, image.shape[1] // patch, patch, out.stride(0))
-        launcher.launch("image_patches_bf16", out.shape[0], 256, args)
+        args = (image, out, image.shape[1] // patch, patch, out.stride(0), *groups)
+        launcher.launch(f"image_patches{merged}_bf16", out.shape[0], 256, args)
         return
     columns, nearest = size // patch, method == "torch"
-    raw = (image, picture, out, image.numel(), columns, patch, out.stride(0), int(nearest))
+    sizes = (image.numel(), columns, patch, out.stride(0), int(nearest))
+    raw = (image, picture, out, *sizes, *groups)
     shared = 2 * patch * (MAX_TAPS + 2) * 4  # weights, first pixel and count, of rows and columns
-    launcher.launch("image_patches_raw_bf16", out.shape[0], 256, raw, shared_bytes=shared)
+    launcher.launch(f"image_patches_raw{merged}_bf16", out.shape[0], 256, raw, shared_bytes=shared)
 
 
 IMAGE_PATCHES = Op("image_patches", image_patches_ref, image_patches_launch)

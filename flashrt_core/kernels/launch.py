@@ -124,8 +124,11 @@ class Launcher(Protocol):
             x, out: the op's input and output.
         """
 
-    def workspace(self, *shape: int) -> Tensor:
-        """bf16 scratch memory that the next call of this method hands out again."""
+    def workspace(self, *shape: int, weights: bool = False) -> Tensor:
+        """bf16 scratch memory that the next call of this method hands out again.
+
+        That for expanded ``weights`` is apart from that for everything else.
+        """
 
 
 def refuse_low_bit(op: Op, args: Iterable[Any]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .check import ArgCheck
 from .launch import Launcher, output_suffix, row_threads, stream_suffix
-from .low_bit import no_kernel
 from .maths import layer_normalise
 from .op import Lane, Op
 from .quantised import given, store
@@ -36,14 +36,16 @@ def layer_norm_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """One block a row."""
-    if weight is None or bias is None:
-        raise no_kernel("layer_norm", expected="a weight and a bias", got="neither")
-    into = output_suffix("layer_norm", out)
+    if out.dtype is torch.float32:
+        into = stream_suffix("layer_norm", "out", out)
+    else:
+        into = output_suffix("layer_norm", out)
     stream = stream_suffix("layer_norm", "x", x)
-    kernel = f"layer_norm_{stream}" if stream == into else f"layer_norm_{stream}_{into}"
+    plain = "_plain" if weight is None else ""
+    formats = "bf16" if stream == into == "bf16" else f"{stream}_{into}"
     rows, width = x.shape
     args = (x, weight, bias, out, out_scale, width, x.stride(0), out.stride(0), eps)
-    launcher.launch(kernel, rows, row_threads("layer_norm", width), args)
+    launcher.launch(f"layer_norm{plain}_{formats}", rows, row_threads("layer_norm", width), args)
 
 
 LAYER_NORM = Op("layer_norm", layer_norm_ref, layer_norm_launch, low_bit=True)

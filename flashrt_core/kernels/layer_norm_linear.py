@@ -7,10 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from .check import ArgCheck
-from .launch import Launcher
+from .few_rows_linear import layer_norm_linear_few_rows
+from .launch import Launcher, require_bf16_rows
+from .layer_norm import layer_norm_launch
 from .low_bit import no_kernel
 from .maths import ACTIVATIONS, Activation, layer_normalise, matmul
 from .op import Lane, Op
+from .product_rows import product_rows_launch
 from .quantised import given, store
 
 
@@ -50,8 +53,27 @@ def layer_norm_linear_launch(
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
-    """One kernel where it was built for the shape; else norm and product as two."""
-    raise no_kernel("layer_norm_linear", expected="device 'cpu'", got=list(weight.shape))
+    """One kernel where it was built for the shape; else norm, product and what follows it."""
+    ends: dict[str, Any] = {"eps": eps, "activation": activation, "weight_scale": weight_scale}
+    if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends):
+        return
+    if x_scale is not None or weight_scale is not None or out_scale is not None:
+        raise no_kernel(
+            "layer_norm_linear",
+            expected="bfloat16 operands, or int8 weights of 1536 columns and at most 44 rows",
+            got=f"{weight.dtype} {list(weight.shape)} and {x.shape[0]} rows",
+        )
+    require_bf16_rows("layer_norm_linear", weight=weight, bias=bias)
+    (rows, width), columns = x.shape, weight.shape[0]
+    scratch = launcher.workspace(rows * (width + columns))
+    normal = scratch[: rows * width].view(rows, width)
+    layer_norm_launch(launcher, x, gain, shift, normal, eps=eps)
+    if activation in ("none", "gelu_tanh"):
+        launcher.matmul(normal, weight, bias, out, gelu=activation == "gelu_tanh")
+        return
+    product = scratch[rows * width :].view(rows, columns)
+    launcher.matmul(normal, weight, None, product)
+    product_rows_launch(launcher, product, bias, out, activation=activation)
 
 
 def layer_norm_linear_operands(

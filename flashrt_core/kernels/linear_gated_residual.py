@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .expand_rows import expand_rows_launch
 from .launch import Launcher, require_bf16, row_threads
 from .low_bit import no_kernel
 from .maths import matmul
@@ -95,12 +96,14 @@ def linear_gated_residual_launch(
         args = (part, plan.weight(weight), weight_scale, gate, into, *counts)
         plan.launch(launcher, width, args)
 
-    if weight.dtype is not torch.bfloat16:
-        for run, plan in whole_plans(
-            "linear_gated_residual", _WHOLE_PLANS, launcher, x, weight, (x_scale,)
-        ):
+    if weight_scale is not None:
+        runs = whole_plans("linear_gated_residual", _WHOLE_PLANS, launcher, x, weight, (x_scale,))
+        for run, plan in runs:
             fused(run, plan)
-        return
+        if runs:
+            return
+        weight = expand_rows_launch(launcher, "linear_gated_residual", weight, weight_scale)
+        weight_scale = None
     require_bf16("linear_gated_residual", weight=weight)
     chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
     if chosen is not None and weight.is_contiguous():

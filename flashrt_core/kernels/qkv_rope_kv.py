@@ -46,11 +46,11 @@ def qkv_rope_kv_launch(
     eps: float = 0.0,
     rows: Tensor | None = None,
 ) -> None:
-    """One block a row, eight angles a thread."""
+    """One block a row, eight angles a thread; with norms a warp a head."""
     if rows is not None:
         raise no_kernel("qkv_rope_kv", expected="rows of the cache in order", got="numbers of rows")
-    if k_norm is not None:
-        raise no_kernel("qkv_rope_kv", expected="no norm of heads", got="gains of one")
+    if k_norm is not None and len(k_norm) != head_dim:
+        raise no_kernel("qkv_rope_kv", expected="norms of single heads", got="norms of whole rows")
     require_bf16("qkv_rope_kv", qkv=qkv, q=q, k=k, v=v)
     if head_dim % 16:
         raise ContractError(
@@ -60,6 +60,11 @@ def qkv_rope_kv_launch(
     items = (q_heads + 3 * kv_heads) * head_dim // 16
     args = (qkv, rope, q, k, v, q_heads, kv_heads, head_dim, qkv.stride(0), rope.stride(0))
     strides = (0 if q is None else q.stride(0), k.stride(0), v.stride(0))
+    if k_norm is not None:
+        grid = (blocks(q_heads + 2 * kv_heads, 8), qkv.shape[0])
+        normed = (*args[:2], q_norm, k_norm, *args[2:], *strides, eps)
+        launcher.launch("qkv_norm_rope_kv_bf16", grid, 256, normed)
+        return
     launcher.launch(
         "qkv_rope_kv_bf16", qkv.shape[0], min(1024, blocks(items, 32) * 32), (*args, *strides)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,8 +82,8 @@ def whole_plans(
     x: Tensor,
     weight: Tensor,
     scales_of_activations: tuple[Tensor | None, ...],
-) -> Iterator[tuple[slice, SkinnyPlan]]:
-    """Runs of the rows of ``x``, each with a plan for it: no library takes a product with int8.
+) -> list[tuple[slice, SkinnyPlan]]:
+    """Runs of the rows of ``x``, each with a plan for it; empty where no kernel reads this weight.
 
     Args:
         op: named in errors.
@@ -94,7 +94,7 @@ def whole_plans(
         scales_of_activations: what the op was given; all None, as there is no kernel for others.
 
     Raises:
-        ContractError: no kernel takes this weight.
+        ContractError: activations are quantised.
     """
     tokens, (rows, depth) = x.shape[0], weight.shape
     run, plan = tokens, choose_plan(plans, launcher, tokens, rows, depth)
@@ -104,10 +104,6 @@ def whole_plans(
     if any(scale is not None for scale in scales_of_activations):
         raise no_kernel(op, expected="bfloat16 activations", got="float8_e4m3fn ones")
     if plan is None or weight.dtype is not torch.int8 or not weight.is_contiguous():
-        raise no_kernel(
-            op,
-            expected=f"packed int8 weights of {sorted({plan.depth for plan in plans})} columns",
-            got=f"{weight.dtype} {list(weight.shape)}",
-        )
-    for start in range(0, tokens, run):
-        yield slice(start, min(start + run, tokens)), plan
+        return []
+    starts = range(0, tokens, run)
+    return [(slice(start, min(start + run, tokens)), plan) for start in starts]

@@ -132,6 +132,6 @@ def require_rules(policy: str, config: Any, rules: Iterable[Rule]) -> None:
     for holds, name, expected in rules:
         if not holds:
             group, _, inner = name.partition("_")
-            part = getattr(config, group, config)
-            got = getattr(config, name) if part is config else getattr(part, inner)
+            part = getattr(config, group, None)
+            got = getattr(part, inner) if is_dataclass(part) else getattr(config, name)
             raise OptionError(f"size {name!r} of policy {policy!r}", expected=expected, got=got)

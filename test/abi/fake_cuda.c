@@ -74,6 +74,28 @@ API int cuGraphLaunch(void *graph, void *stream) {
   if (code == 0 && stream != NULL && on_launch != NULL) on_launch(graph);
   return code;
 }
+struct piece {
+  uint64_t to, from, width, rows, to_pitch, from_pitch;
+};
+struct plan {
+  struct piece piece[8];
+  uint64_t count;
+};
+API int cuLaunchKernel(void *function, unsigned grid, unsigned grid_y, unsigned grid_z, unsigned block, unsigned block_y,
+                       unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra) {
+  const int code = called("kernel");
+  const int usual = grid == 264 && block == 512 && grid_y * grid_z * block_y * block_z == 1 && shared == 0;
+  if (function != (void *)0x3000 || !usual || stream == NULL || extra != NULL) return 1;
+  const struct plan *plan = parameters[0];
+  for (uint64_t at = 0; code == 0 && at < plan->count; at++) {
+    const struct piece *piece = &plan->piece[at];
+    for (uint64_t row = 0; row < piece->rows; row++) {
+      memcpy((void *)(uintptr_t)(piece->to + row * piece->to_pitch),
+             (const void *)(uintptr_t)(piece->from + row * piece->from_pitch), piece->width);
+    }
+  }
+  return code;
+}
 API int cuStreamSynchronize(void *stream) { return stream == NULL ? 1 : called("wait"); }
 API int cuEventElapsedTime(float *out, void *from, void *to) {
   *out = (float)((uintptr_t)to - (uintptr_t)from) * 0.5f;

@@ -16,7 +16,7 @@ from flashrt_core.c_interface.library import load_library
 from flashrt_core.devices import Program
 from flashrt_core.devices.base import Native, NativeProgram
 from flashrt_core.devices.cpu import CpuDevice
-from flashrt_core.devices.transfer import Transfer
+from flashrt_core.devices.transfer import Rows, Transfer
 
 Array = np.ndarray[Any, Any]
 KINDS = {"buffer": 1, "input": 2, "output": 3, "stage": 4, "region": 5, "slot": 6}
@@ -154,11 +154,18 @@ class LentCuda(CpuDevice):
         driver.library.fake_on_launch(driver.launched if computes else None)
 
     def lend(self) -> Native:
-        return Native("cuda", str(self._driver.path), 0x1000, 0x2000)
+        return Native("cuda", str(self._driver.path), 0x1000, 0x2000, 0x3000, 264)
 
     def native(self, program: Program | Transfer) -> NativeProgram:
         if isinstance(program, Transfer):
+            if not any(map(self._on_host, program.rows)):
+                return NativeProgram()  # the kernel's, which the fake driver has
             return NativeProgram(self._driver.graph(partial(self.transfer, program)))
         first = 0x100
         events = tuple(range(first, first + len(program.segments) + 1))
         return NativeProgram(self._driver.graph(partial(self.replay, program)), events)
+
+    def _on_host(self, copy: Rows) -> bool:
+        host = self._host_arena
+        storages = {each.untyped_storage().data_ptr() for each in (copy.source, copy.target)}
+        return host is not None and host.untyped_storage().data_ptr() in storages

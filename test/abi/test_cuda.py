@@ -73,23 +73,47 @@ def test_a_decision_is_five_kinds_of_calls(gpu: Host, driver: FakeCuda) -> None:
 
 
 def test_a_capsule_is_one_launch(gpu: Host, driver: FakeCuda) -> None:
-    gpu.do("snapshot", b"mark")
-    assert driver.calls() == ["get", "push", "launch", "pop"]
-    driver.reset()
-    gpu.do("restore", b"mark")
-    assert driver.calls() == ["get", "push", "launch", "pop"]
-    driver.reset()
-    gpu.fork("live")
-    assert driver.calls() == ["get", "push", "launch", "pop"]
-    driver.reset()
-    branch = gpu.fork("branch", "mark")
-    assert driver.calls() == ["get", "push", "copy", "pop"], "a slot is one piece"
+    once = ["get", "push", "kernel", "pop"]
+    for call in (
+        lambda: gpu.do("snapshot", b"mark"),
+        lambda: gpu.do("restore", b"mark"),
+        lambda: gpu.fork("live"),
+        lambda: gpu.fork("branch", "mark"),
+    ):
+        driver.reset()
+        found = call()
+        assert driver.calls() == once
+    branch: Host = found
     driver.reset()
     assert branch.write("noise", NOISE) == branch.act() == api.OK
-    switch = ["get", "push", *["launch"] * 2, "pop"]
+    switch = ["get", "push", "kernel", "kernel", "pop"]
     assert driver.calls() == [*switch, "get", "push", "write", "launch", "read", "wait", "pop"]
     info = gpu.get(records.Info)
-    assert (info.switches, info.moved_bytes) == (1, 2 * gpu.get(records.Slot, 0).bytes)
+    nbytes = gpu.get(records.Slot, 0).bytes
+    assert (info.switches, info.moved_bytes) == (1, 2 * nbytes)
+    driver.reset()
+    gpu.do("restore", b"mark")
+    assert driver.calls() == switch, "one leaves, the capsule comes: nothing else"
+    info = gpu.get(records.Info)
+    assert (info.switches, info.moved_bytes) == (2, 3 * nbytes)
+
+
+def test_a_restore_that_fails_behind_another_session_loses_nothing(
+    gpu: Host, driver: FakeCuda
+) -> None:
+    assert gpu.write("noise", NOISE) == gpu.act() == api.OK
+    expected = gpu.read()
+    gpu.do("snapshot", b"mark")
+    branch = gpu.fork("branch", "mark")
+    assert branch.write("noise", NOISE) == branch.act() == api.OK  # the buffers are the branch's
+    for name in ("kernel", "push"):
+        driver.reset()
+        driver.fail(name)
+        assert gpu.call("restore", b"mark") == api.DEVICE
+    driver.reset()
+    for each in (branch, gpu):
+        assert each.write("noise", NOISE) == each.act() == api.OK
+        assert np.array_equal(each.read(), expected)
 
 
 def test_a_slot_of_the_host_is_a_place_like_others(driver: FakeCuda, library_path: Path) -> None:
@@ -108,6 +132,11 @@ def test_a_slot_of_the_host_is_a_place_like_others(driver: FakeCuda, library_pat
         assert host.write("noise", NOISE) == host.act() == api.OK
         assert np.array_equal(host.read(), expected)
         driver.reset()
+        branch = host.fork("branch", "mark")
+        assert driver.calls() == ["get", "push", "copy", "pop"], "the copy engine's"
+        assert branch.write("noise", NOISE) == branch.act() == api.OK
+        assert np.array_equal(branch.read(), expected)
+        driver.reset()
 
 
 def test_a_live_fork_into_another_engine_goes_through_its_parking_slot(
@@ -119,7 +148,7 @@ def test_a_live_fork_into_another_engine_goes_through_its_parking_slot(
     with other.export() as export:
         driver.reset()
         branch = gpu.fork("branch", into=Host(export))
-        assert driver.calls().count("launch") == driver.calls().count("copy") == 1
+        assert driver.calls().count("kernel") == 2
         assert gpu.write("noise", 0 * NOISE) == gpu.decide() == api.OK
         for _ in range(2):
             assert branch.write("noise", NOISE) == branch.act() == api.OK
@@ -155,13 +184,13 @@ def test_what_fails_is_told_and_voids_what_is_retained(
 
 def test_a_failed_copy_leaves_no_half_capsule(gpu: Host, driver: FakeCuda) -> None:
     gpu.do("snapshot", b"mark")
-    driver.fail("launch", 999)
+    driver.fail("kernel", 999)
     assert gpu.call("snapshot", b"mark") == api.DEVICE
     assert "an unknown error (999): no explanation" in gpu.error()
     assert gpu.call("restore", b"mark") == api.CAPSULE
     driver.reset()
     gpu.do("snapshot", b"mark")
-    driver.fail("launch")
+    driver.fail("kernel")
     assert gpu.call("restore", b"mark") == api.DEVICE
     driver.reset()
     assert gpu.act() == api.STALE
@@ -193,7 +222,7 @@ def test_a_device_that_failed_is_told_at_the_end(session: Session, driver: FakeC
 def test_no_driver_is_one_line(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     from flashrt_core.devices.base import Native
 
-    none = Native("cuda", "libnone.so.1", 1, 1)
+    none = Native("cuda", "libnone.so.1", 1, 1, 1, 1)
     monkeypatch.setattr(session.engine.device, "lend", lambda: none)
     with pytest.raises(NativeError, match="expected library libnone.so.1, got"):
         session.export()
@@ -248,5 +277,5 @@ def test_the_hot_path_allocates_nothing(
     assert said["sees"] > 0, "the counter counts nothing"
     assert (said["line"], said["count"]) == (0, 0)
     assert said["calls"] == sorted(
-        ["get", "push", "write", "launch", "read", "wait", "elapsed", "pop"]
+        ["get", "push", "write", "launch", "kernel", "read", "wait", "elapsed", "pop"]
     )

@@ -9,6 +9,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from flashrt_core.c_interface import records
+from flashrt_core.devices.cuda_library import find_fatbin
 from flashrt_core.guidance import GUIDANCE, PREVIOUS, Previous
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
@@ -95,7 +97,7 @@ def test_equal_bits(library_path: Path, options: LoadOptions, trials: int) -> No
         ]
         times: dict[str, list[float]] = {}
         with session.export() as first, other.export() as second:
-            host, dirty = Host(first), Host(second)
+            host, dirty, handle = Host(first), Host(second), ctypes.c_void_p()
             wait = waiter(session)
             assert [decide(host, *case) for case in cases] == by_python
             for index in range(trials):
@@ -108,7 +110,9 @@ def test_equal_bits(library_path: Path, options: LoadOptions, trials: int) -> No
                 timed(times, "switch_us", wait, lambda: host.do("restore", b"mark"))
                 assert act(host, following) == expected
                 timed(times, "restore_us", wait, lambda: host.do("restore", b"mark"))
-                branch = timed(times, "fork_us", wait, lambda: host.fork("b", "mark"))
+                fork = partial(host.do, "fork", b"mark", None, b"b", ctypes.byref(handle))
+                timed(times, "fork_us", wait, fork)
+                branch = Host(first, handle.value)
                 decide(dirty, *cases[(index + 2) % 4])
                 assert act(branch, following) == expected
                 branch.do("close")
@@ -176,7 +180,8 @@ def test_cameras_bytes_are_not_exported(library_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("cuda", marks=requires_gpu)])
-def test_the_example_on_a_gpu(checkout: Path, kind: str) -> None:
+def test_the_example_on_a_gpu(checkout: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHRT_KERNELS", str(find_fatbin()))  # which that checkout did not build
     status, out, err = embed(checkout, kind, "tiny", "20")
     assert status == 0, err
     print(out)

@@ -111,7 +111,8 @@ def test_a_result_holds_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
         (["--output=/some/r.json", "--figure=/some/f.png"], "--output=r.json --figure=f.png"),
         (["-o", "/some/r.json", "-o/some/r.json"], "-o r.json -or.json"),
         (["--output", "--figure", "--trace"], "--output --figure --trace"),
-        (["--checkpoint=/some/folder"], "--checkpoint=/some/folder"),
+        (["--checkpoint=/some/folder"], "--checkpoint=folder"),
+        (["--fidelity", "/some/q.json", "--bag", "own/bag"], "--fidelity q.json --bag own/bag"),
     ],
 )
 def test_a_command_names_files_without_their_folders(

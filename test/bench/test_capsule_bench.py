@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
 from flashrt_core.bench.capsules import WAYS, StepTables
 from flashrt_core.bench.case import Case
-from flashrt_core.capsule.state import HostState
 from flashrt_core.capsule.store import CapsuleStore
 from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import NumericsError, OptionError
 
 TIMES = (
-    *("snapshot_us", "restore_us", "fork_us", "to_host_us", "to_device_us"),
+    *("snapshot_us", "restore_us", "switch_us", "fork_us", "to_host_us", "to_device_us"),
     *("restore_from_host_us", "file_write_ms", "file_read_ms", "rebuild_ms", "restored_ms"),
     *("reuse_ms", "recompute_ms", "prompt_ms", "step_tables_ms"),
 )
@@ -76,10 +74,7 @@ def test_every_policy_has_all_ways() -> None:
 
 
 def test_a_changed_bit_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def no_copy(store: CapsuleStore, name: str, slot: Tensor) -> HostState:
-        return store._find(name).host
-
-    monkeypatch.setattr(CapsuleStore, "copy_to", no_copy)
+    monkeypatch.setattr(CapsuleStore, "fork", lambda store, held, seat: None)
     output = tmp_path / "capsule.json"
     console = Console(file=io.StringIO(), width=100)
     with pytest.raises(NumericsError, match="equal bits in all 2 trials.*restored 2, forked 0,"):

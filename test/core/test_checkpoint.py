@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashrt_core import checkpoint
+from flashrt_core import safetensors_file
 from flashrt_core.checkpoint import CheckpointWeights, SafetensorsFile, read_arrays
 from flashrt_core.errors import OptionError, WeightsError
 from flashrt_core.tensors import TensorSpec
@@ -73,8 +74,8 @@ def test_digest_covers_every_byte_and_name(file: Path, tmp_path: Path) -> None:
 def test_digest_sees_the_order_of_its_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_CHUNK", 16)
-    monkeypatch.setattr(checkpoint, "_READ", 8)
+    monkeypatch.setattr(safetensors_file, "_CHUNK", 16)
+    monkeypatch.setattr(safetensors_file, "_READ", 8)
     digests = set()
     for name, order in (("x", (0, 1)), ("y", (1, 0))):
         path = tmp_path / name
@@ -122,9 +123,51 @@ def test_other_layouts_are_named(tmp_path: Path) -> None:
     (tmp_path / "params").mkdir()
     with pytest.raises(WeightsError, match=r"a JAX checkpoint; convert it"):
         open_weights(str(tmp_path), SPECS)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(WeightsError, match="in several files"):
+
+
+def write_shards(folder: Path) -> dict[str, str]:
+    """The tensors in two files with a list; what the list says."""
+    parts = {"model-1-of-2.safetensors": "ab", "model-2-of-2.safetensors": "cd"}
+    for name, tensors in parts.items():
+        save_file({each: TENSORS[each] for each in tensors}, folder / name)
+    places = {tensor: name for name, tensors in parts.items() for tensor in tensors}
+    listed = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listed))
+    return places
+
+
+def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    told: list[tuple[str, int, int]] = []
+    source = open_weights(str(tmp_path), SPECS, lambda *progress: told.append(progress))
+    for name in (*TENSORS, *TENSORS):
+        assert torch.equal(source.get(name), TENSORS[name])
+    digest = source.digest
+    done = [at for what, at, _ in told if what == "hash"]
+    assert done == sorted(done) and done[-1] <= told[-1][2] == sum(
+        path.stat().st_size for path in tmp_path.glob("*.safetensors")
+    )
+    changed = dict(TENSORS, d=torch.zeros(0, 4), c=torch.tensor(4.0, dtype=torch.float16))
+    save_file({name: changed[name] for name in "cd"}, tmp_path / "model-2-of-2.safetensors")
+    assert open_weights(str(tmp_path), SPECS).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", "a weight_map of tensors and files beside it"),
+        ('{"weight_map": {"a": "../model-1-of-2.safetensors"}}', "a weight_map of tensors"),
+        ('{"weight_map": {"a": 5}}', "a weight_map of tensors"),
+        ('{"weight_map": {"a": "model-1-of-2.safetensors"}}', "the 1 tensors that .* differs is b"),
+        ('{"weight_map": {"a": "model-3-of-2.safetensors"}}', "a readable safetensors file"),
+    ],
+)
+def test_lists_that_are_none(content: str, said: str, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(WeightsError, match=said) as raised:
         open_weights(str(tmp_path), SPECS)
+    assert "\n" not in str(raised.value)
 
 
 def written(path: Path, header: str) -> Path:

@@ -168,7 +168,7 @@ class TestInputs:
 
     def test_a_shape_that_was_not_captured(self, main: Session) -> None:
         with pytest.raises(ShapeKeyError, match="got 2 views"):
-            main.select_shape(replace(toy.SMALL, views=2))
+            main.select_shape(toy.SMALL._replace(views=2))
 
 
 class TestCapsules:

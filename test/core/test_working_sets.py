@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flashrt_core.engine import describe
-from flashrt_core.errors import OptionError
+from flashrt_core.errors import DeviceError, OptionError
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.session import noise_for
 
@@ -40,6 +40,49 @@ def test_each_switch_moves_what_a_capsule_holds() -> None:
     before = engine.traffic.nbytes
     engine.session("one").act()
     assert engine.traffic.nbytes == before + 2 * size  # out and in
+
+
+def test_a_restore_behind_another_session_brings_the_capsule_alone() -> None:
+    """What is parked of the session is left where it is: the capsule takes its place."""
+    engine = toy.engine()
+    one, two = (engine.create_session(name, prompt="ab") for name in ("one", "two"))
+    one.decide(toy.see(1))
+    size = one.snapshot("mark").nbytes
+    expected = one.act().raw
+    one.decide(toy.see(2))
+    two.decide(toy.see(3))
+    before = engine.traffic.nbytes
+    one.restore("mark")
+    assert (engine.traffic.nbytes, engine.traffic.switches) == (before + size, 2)  # two, out
+    assert np.array_equal(one.act().raw, expected)
+    two.act()
+    assert np.array_equal(one.act().raw, raw(1, "ab", 0, 2)), "and it is parked as any state"
+
+
+@pytest.mark.parametrize("broken", ["save", "load"])
+@pytest.mark.parametrize("what", ["act", "restore"])
+def test_a_switch_that_fails_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, broken: str, what: str
+) -> None:
+    engine = toy.engine()
+    one, two = (engine.create_session(name, prompt="ab") for name in ("one", "two"))
+    for value, session in enumerate((one, two), 1):
+        session.decide(toy.see(value))
+        session.snapshot(session.name)
+
+    def fail(*args: object) -> None:
+        raise DeviceError("copy", got="a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.sets[0].copier, broken, fail)
+        with pytest.raises(DeviceError, match="a fault"):
+            one.act() if what == "act" else one.restore("one")
+    # The copy out failed: nobody went. The copy in failed: the buffers are nobody's.
+    assert engine.sets[0].resident is (two if broken == "save" else None)
+    for value, session in enumerate((one, two), 1):
+        assert np.array_equal(session.act().raw, raw(value, "ab", 0, 1))
+    one.restore("one")
+    assert np.array_equal(one.act().raw, raw(1, "ab", 0, 1))
 
 
 def test_static_buffers_are_shared_and_others_are_not() -> None:

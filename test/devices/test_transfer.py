@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from flashrt_core.capsule.state import Place
 from flashrt_core.contract import BufferSpec, DType, Role
-from flashrt_core.devices import Device
+from flashrt_core.devices import Device, cuda_transfer
 from flashrt_core.devices.base import NUMPY_DTYPES
 from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.devices.cuda import CudaDevice
@@ -135,6 +136,69 @@ class TestPieces:
         )
 
 
+class TestWhatTheKernelTakes:
+    """Copies on the device are its, as long as its parameter holds them; else the copy engines'."""
+
+    @pytest.mark.parametrize(("count", "kernel"), [(1, True), (8, True), (9, False), (40, False)])
+    def test_pieces(self, whole: FakeCuda, count: int, kernel: bool) -> None:
+        device = CudaDevice()
+        buffers = device.allocate(specs("a", "b"))
+        before = numbered(buffers)
+        size = BYTES // count
+        planned = device.plan(
+            [
+                Rows(buffers["b"], buffers["a"], size - 1, 1, i * size, 0, i * size, 0)
+                for i in range(count)
+            ]
+        )
+        assert planned.call == ("cuLaunchKernel" if kernel else "cuGraphLaunch")
+        device.transfer(planned)
+        device.synchronize()
+        for start in range(0, size * count, size):
+            copied = slice(start, start + size - 1)
+            assert np.array_equal(buffers["b"].numpy()[copied], before["a"][copied])
+            assert buffers["b"][start + size - 1] == before["b"][start + size - 1]
+        device.close()
+        assert not whole.opened
+
+    @pytest.mark.parametrize("over", [False, True])
+    def test_bytes(self, whole: FakeCuda, monkeypatch: pytest.MonkeyPatch, over: bool) -> None:
+        monkeypatch.setattr(cuda_transfer, "MOST_BYTES", 99)
+        device = CudaDevice()
+        buffers = device.allocate(specs("a", "b"))
+        planned = device.plan([Rows(buffers["b"], buffers["a"], 33 + over, 3, 0, 50, 0, 60)])
+        assert (planned.call == "cuGraphLaunch") is over
+        device.close()
+
+    def test_the_layout_is_that_of_the_sources(self) -> None:
+        root = Path(__file__).resolve().parents[2]
+        kernel = (root / "csrc" / "ops" / "copy_pieces.cu").read_text()
+        handover = (root / "csrc" / "abi" / "handover.h").read_text()
+        names = "uint64_t to, from, width, rows, to_pitch, from_pitch;"
+        assert names in kernel and names in handover
+        most, threads = cuda_transfer.MOST_PIECES, cuda_transfer.THREADS
+        assert f"kMostPieces = {most};" in kernel and f"__launch_bounds__({threads})" in kernel
+        assert f"FLASHRT_COPY_PIECES = {most}, FLASHRT_COPY_THREADS = {threads}" in handover
+        assert list(Piece._fields) == [
+            "target", "source", "width", "rows", "target_pitch", "source_pitch",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "common"), [(0, 0, 40), (39, 0, 1), (0, 39, 1), (40, 0, 0), (0, 40, 0)]
+)
+def test_what_one_copy_writes_none_reads(
+    device: Device, there: int, here: int, common: int
+) -> None:
+    a = device.allocate(specs("a"))["a"]
+    copies = [Rows(a, a, 4, 4, there, 12, here, 12)]  # of 40 bytes with the gaps
+    if not common:
+        device.plan(copies)
+        return
+    with pytest.raises(DeviceError, match=f"none that reads .*, got {common} bytes in common"):
+        device.plan(copies)
+
+
 PLAN = LoadOptions(
     device="cuda",
     precision="bf16",
@@ -177,8 +241,8 @@ def test_every_graph_is_made_and_uploaded_at_configure(session: Session, whole: 
     graphs = {handle for kind, handle in whole.opened if kind == "executable graph"}
     assert whole.uploaded == graphs
     programs = sum(len(working.programs) for working in session.engine.sets)
-    sets, slots, shapes, directions = 2, 3 + 2 + 1, 2, 2
-    assert len(graphs) == programs + sets * slots * shapes * directions
+    sets, hosted, shapes, directions, seats = 2, 1, 2, 2, 3
+    assert len(graphs) == programs + (sets * directions + seats) * hosted * shapes
 
 
 def test_a_graph_that_cannot_be_made_leaves_nothing_open(whole: FakeCuda) -> None:
@@ -193,8 +257,8 @@ def test_a_graph_that_cannot_be_made_leaves_nothing_open(whole: FakeCuda) -> Non
 def test_a_failed_launch_saves_nothing(session: Session, whole: FakeCuda) -> None:
     session.snapshot("mark")
     for name in ("mark", "new", "mark"):
-        whole.failing = {"cuGraphLaunch": Result.CUDA_ERROR_OUT_OF_MEMORY}
-        with pytest.raises(DeviceError, match="cuGraphLaunch"):
+        whole.failing = {"cuLaunchKernel": Result.CUDA_ERROR_OUT_OF_MEMORY}
+        with pytest.raises(DeviceError, match="cuLaunchKernel"):
             session.snapshot(name)
         whole.failing = {}
     assert session.engine.store.list() == []  # half a capsule is none

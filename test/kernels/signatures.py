@@ -41,6 +41,8 @@ def _kind(parameter: str) -> str:
         return "pointer"
     if "CUtensorMap" in parameter:
         return "map"
+    if "__grid_constant__" in parameter:
+        return "record"  # which no launcher of an op passes
     return next(kind for kind in ("float", "double", "int") if re.search(rf"\b{kind}\b", parameter))
 
 
@@ -155,7 +157,7 @@ class CheckingLauncher:
         self.launches, self.products = kept
         next(iter(ways.values()))(x, out)
 
-    def workspace(self, *shape: int) -> Tensor:
+    def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)
 
 

@@ -50,6 +50,31 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
         },
         {"eps": 1e-6, "activation": "silu"},
     ),
+    "rope_attention": (
+        {
+            "qkv": f32(3, 16),
+            "rope": f32(3, 4),
+            "q": f32(3, 8),
+            "k": f32(3, 4),
+            "v": f32(3, 4),
+            "out": f32(3, 8),
+        },
+        {"head_dim": 4, "scale": 1.0},
+    ),
+    "layer_norm_attention": (
+        {
+            "x": f32(3, 4),
+            "gain": f32(4),
+            "shift": f32(4),
+            "weight": f32(6, 4),
+            "bias": f32(6),
+            "q": f32(3, 6),
+            "k": f32(5, 2, 3),
+            "v": f32(5, 2, 3),
+            "out": f32(3, 6),
+        },
+        {"head_dim": 3, "eps": 1e-6, "scale": 1.0},
+    ),
     "image_patches": (
         {"image": torch.zeros(4, 6, 3, dtype=torch.uint8), "out": f32(6, 12)},
         {"patch": 2},
@@ -208,6 +233,8 @@ def test_strided_columns(name: str) -> None:
         ("linear", "out", "x"),
         ("glu_linear", "out", "x"),
         ("layer_norm_linear", "out", "x"),
+        ("layer_norm_attention", "out", "k"),
+        ("rope_attention", "out", "qkv"),
         ("action_in", "out", "x"),
         ("linear_gated_residual", "out", "x"),
         ("ada_rms_norm_geglu", "out", "x"),
@@ -278,6 +305,7 @@ def test_bad_scalars(name: str, changes: dict[str, Any], message: str) -> None:
     [
         ("layer_norm", "weight", "bias"),
         ("layer_norm_linear", "gain", "shift"),
+        ("layer_norm_attention", "gain", "shift"),
         ("action_out_euler", "scale", "shift"),
     ],
 )

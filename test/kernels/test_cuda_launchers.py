@@ -86,7 +86,7 @@ def test_fp8_plan_launches_as_declared(architecture: int, whole: bool) -> None:
         wide = CheckingLauncher(architecture)
         launch_policy("base", 2, wide, **SHALLOW)
         assert (launcher.products, len(kernels)) == (wide.products, len(wide.launches))
-    gates = [kernel for kernel in kernels if kernel.startswith("geglu_")]
+    gates = [kernel for kernel in kernels if kernel.startswith("glu_")]
     assert len(gates) == 1 and "fp8" in gates[0]
     expert = [kernel for kernel in kernels if kernel.startswith("ada_rms_norm_g")]
     assert all("_i8" in kernel for kernel in expert) and len(expert) == 2
@@ -112,14 +112,16 @@ def test_scales_are_handed_on() -> None:
 
 def test_formats_without_a_kernel_are_refused() -> None:
     lane = Lane(CheckingLauncher())
-    x, weight = torch.empty(8, 64).bfloat16(), torch.empty(32, 64).to(torch.int8)
-    with pytest.raises(ContractError, match="linear.*float8_e4m3fn 'x' beside.*got bfloat16"):
+    x, weight = torch.empty(8, 60).bfloat16(), torch.empty(32, 60).to(torch.int8)
+    with pytest.raises(ContractError, match=r"linear.*a multiple of 8 columns.*int8 \[32, 60\]"):
         linear(lane, x, weight, None, torch.empty(8, 32), weight_scale=torch.ones(32))
-    gate, out = torch.empty(32), torch.empty(8, 32).bfloat16()
-    with pytest.raises(ContractError, match=r"packed int8 weights of \[2048, 4096\] columns"):
-        linear_gated_residual.linear_gated_residual(
-            lane, x, weight, gate, out, weight_scale=torch.ones(32)
-        )
+    x, weight = torch.empty(8, 64).bfloat16(), torch.empty(32, 64)
+    row, out = torch.empty(64), torch.empty(8, 16).bfloat16()
+    with pytest.raises(ContractError, match="expected bfloat16 activations"):
+        ada_rms_norm_geglu.ada_rms_norm_geglu(
+            lane, x, row, row, weight.to(E4M3), out,
+            eps=1e-6, x_scale=torch.ones(1), weight_scale=torch.ones(32),
+        )  # fmt: skip
 
 
 def test_raw_images_launch_as_declared() -> None:
@@ -130,16 +132,19 @@ def test_raw_images_launch_as_declared() -> None:
     assert "image_patches_bf16" not in kernels
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_small_widths_launch_as_declared(preset: str) -> None:
+def test_small_widths_launch_as_declared(preset: str, precision: str) -> None:
     launcher = CheckingLauncher()
-    launch_policy(preset, 2, launcher)
-    assert "attention_rows_bf16" in [launch.kernel for launch in launcher.launches]
+    launch_policy(preset, 2, launcher, precision)
+    kernels = [launch.kernel for launch in launcher.launches]
+    assert "attention_rows_bf16" in kernels
+    assert ("expand_rows_i8" in kernels) == (precision == "fp8")
 
 
 def test_sources_declare_each_entry_once() -> None:
     assert len(declared()) >= 20
-    assert "geglu_linear_192_64_4_2_bf16_sm90" in declared()
+    assert "glu_linear_gelu_tanh_192_64_4_2_bf16_sm90" in declared()
 
 
 def launch_few_queries(architecture: int, rows: int, prefix: int) -> Launch:

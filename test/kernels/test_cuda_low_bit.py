@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu, ada_rms_norm_geglu_ref
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
@@ -37,7 +36,7 @@ from flashrt_core.kernels.linear_gated_residual import (
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows, quantise_whole
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
-from test.gpu import error, requires_gpu, run
+from test.gpu import cuda_device, error, requires_gpu, run
 
 pytestmark = requires_gpu
 
@@ -51,13 +50,8 @@ F32 = torch.float32
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice()
-    # Products are timed on weights anywhere in the device's memory.
-    device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
-    yield device
-    device.close()
+    with cuda_device() as device:
+        yield device
 
 
 def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:

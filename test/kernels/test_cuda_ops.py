@@ -7,14 +7,13 @@ each tolerance. Outputs are NaN before a kernel runs, so an element that is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels.action_in import action_in, action_in_ref
 from flashrt_core.kernels.action_out_euler import action_out_euler, action_out_euler_ref
@@ -54,33 +53,23 @@ CHAINED = 5e-3  # and one or two intermediate results rounded to bf16
 FLOAT32 = 2e-5
 
 
-@pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice(overlap="on")
-    # Products are timed on weights anywhere in the device's memory.
-    device.allocate([BufferSpec("cold", (256 << 20,), DType.U8, Role.SCRATCH)])
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def draw() -> Any:
-    generator = torch.Generator("cuda").manual_seed(torch.seed() % (1 << 40))
-
-    def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return (torch.randn(shape, generator=generator, device="cuda") * scale).to(dtype)
-
-    return draw
-
-
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.full(shape, float("nan"), device="cuda", dtype=dtype)
 
 
 def expected(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, device="cuda", dtype=torch.float32)
+
+
+def twice(device: Any, out: Tensor, body: Callable[[Any], None]) -> Tensor:
+    """Runs a body, and again from NaN: equal bits, or what it reads is not there in time."""
+    program = run(device, body)
+    first = out.clone()
+    out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    device.replay(program)
+    assert torch.equal(first, out)
+    return first
 
 
 F32 = torch.float32

@@ -22,7 +22,7 @@ def test_fused_geglu_covers_rows_and_fits() -> None:
     x, weight = torch.empty(560, 2048).bfloat16(), torch.empty(1024, 2048).bfloat16()
     glu_linear(Lane(launcher), x, weight, torch.empty(560, 512).bfloat16())
     (launch,) = launcher.launches
-    assert launch.kernel == "geglu_linear_192_64_4_2_bf16_sm90"
+    assert launch.kernel == "glu_linear_gelu_tanh_192_64_4_2_bf16_sm90"
     assert launch.grid == 2 * 3 * 2  # clusters of two blocks, three token tiles, two weight pairs
     assert launch.shared_bytes == 4 * (256 + 192) * 128 + 8 * 8
 
@@ -37,7 +37,7 @@ def test_fused_geglu_of_fp8_takes_twice_the_columns() -> None:
     }
     glu_linear(Lane(launcher), x, weight, torch.empty(560, 512).to(E4M3), **scales)
     (launch,) = launcher.launches
-    assert launch.kernel == "geglu_linear_192_128_4_2_fp8_sm90"
+    assert launch.kernel == "glu_linear_gelu_tanh_192_128_4_2_fp8_sm90"
     assert launch.shared_bytes == 4 * (256 + 192) * 128 + 8 * 8
     tokens, weight = launch.args[:2]
     assert (tokens.box_columns, tokens.element_bytes) == (128, 1)

@@ -32,11 +32,12 @@ from ...kernels.layer_norm import layer_norm
 from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.offset_count import offset_count
 from ...kernels.op import Lane
-from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
+from ...kernels.rope_attention import rope_attention
 from ..dense import Dense
 from ..windows import STATE, image_input
 from .config import SLOTS, GrootConfig
+from .head import head_block
 from .layout import image_rows, text_runs
 from .sites import dense
 from .tables import step_size, time_left
@@ -121,7 +122,7 @@ def merged(
 
 def vision_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, views: int) -> None:
     """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
-    heads, head_dim = config.vision.heads, config.vision.head_dim
+    head_dim = config.vision.head_dim
     x, merged_qkv = buffers["vision_x"], buffers["vision_qkv"]
     q, k, v = (buffers[f"vision_{part}"] for part in "qkv")
     qkv, out = (dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out"))
@@ -129,14 +130,15 @@ def vision_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, 
     linear(
         lane, qkv.source, qkv.weight, buffers["vision.qkv_bias"][layer], merged_qkv, **qkv.scales
     )
-    qkv_rope_kv(lane, merged_qkv, buffers["vision.rope"], q, k, v, head_dim=head_dim)
-    each = (-1, heads, head_dim)
-    attention(
+    rope_attention(
         lane,
-        q.view(each),
-        k.view(each),
-        v.view(each),
+        merged_qkv,
+        buffers["vision.rope"],
+        q,
+        k,
+        v,
         out.source,
+        head_dim=head_dim,
         scale=head_dim**-0.5,
         segments=views,
         out_scale=out.x_scale,
@@ -191,25 +193,19 @@ def text_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, ro
     gain = buffers["text.norm1_weight"][layer]
     rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=qkv.x_scale)
     linear(lane, normal, qkv.weight, None, merged_qkv, **qkv.scales)
-    qkv_rope_kv(
+    rope_attention(
         lane,
         merged_qkv,
         buffers["text.rope"][:rows],
         q,
         k,
         v,
+        mixed,
         head_dim=sizes.head_dim,
+        scale=sizes.head_dim**-0.5,
         q_norm=buffers["text.q_norm"][layer],
         k_norm=buffers["text.k_norm"][layer],
         eps=config.eps,
-    )
-    attention(
-        lane,
-        q.view(rows, sizes.heads, sizes.head_dim),
-        k.view(rows, sizes.kv_heads, sizes.head_dim),
-        v.view(rows, sizes.kv_heads, sizes.head_dim),
-        mixed,
-        scale=sizes.head_dim**-0.5,
         causal=True,
         out_scale=out.x_scale,
     )
@@ -293,7 +289,7 @@ def action(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -
         linear(lane, entry, weight, bias, x[1:], residual=buffers["head.position"])
         copy_rows(lane, buffers["state_token"], x[:1])
         for block in range(config.head.depth):
-            head_block(lane, buffers, config, block, table[block], shape)
+            head_block(lane, buffers, config, block, table[block], shape.prompt_tokens)
         gain, shift = table[-1]
         weight, bias = buffers["head.exit_weight"], buffers["head.exit_bias"]
         last = (x[1:], gain, shift, weight, bias, exit_rows)
@@ -302,51 +298,6 @@ def action(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -
         ends = (exit_rows, None, None, weight, bias, sample, out)
         action_out_euler(lane, *ends, dt=step_size(shape.steps), **guide)
         sample = out
-
-
-def head_block(
-    lane: Lane, buffers: Buffers, config: GrootConfig, block: int, norm: Tensor, shape: ShapeKey
-) -> None:
-    """One block of one step, five ops; ``norm`` [2, W]: gain and shift of its first norm."""
-    sizes, rows, x = config.head, config.rows, buffers["head_x"]
-    each = (rows, sizes.heads, sizes.head_dim)
-    mask: dict[str, Any] = {}
-    if block % 2:
-        site, target = dense(buffers, "head.qkv", block // 2), buffers["head_qkv"]
-        bias = buffers["head.qkv_bias"][block // 2]
-        q, k, v = target.view(rows, 3, *each[1:]).unbind(1)
-    else:
-        site, target = dense(buffers, "head.q", block // 2), buffers["head_q"]
-        bias = buffers["head.q_bias"][block // 2]
-        kept = buffers["text_kv"][: shape.prompt_tokens]
-        if block % 4:
-            kept = buffers["image_kv"]
-        else:
-            mask = {"prefix_length": buffers["text_length"], "prefix_rows": shape.prompt_tokens}
-        q, kv = target.view(each), kept[:, block // 4].unflatten(-1, each[1:])
-        k, v = kv.unbind(1)  # each [rows of the kind, heads, head_dim]
-    eps = config.adapter_eps
-    layer_norm_linear(lane, x, norm[0], norm[1], site.weight, bias, target, eps=eps, **site.scales)
-    out, fc1, fc2 = (dense(buffers, f"head.{name}", block) for name in ("out", "fc1", "fc2"))
-    scale = sizes.head_dim**-0.5
-    attention(lane, q, k, v, out.source, scale=scale, out_scale=out.x_scale, **mask)
-    bias = buffers["head.out_bias"][block]
-    linear(lane, out.source, out.weight, bias, x, residual=x, **out.scales)
-    layer_norm_linear(
-        lane,
-        x,
-        None,
-        None,
-        fc1.weight,
-        buffers["head.fc1_bias"][block],
-        fc2.source,
-        eps=eps,
-        activation="gelu_tanh",
-        out_scale=fc2.x_scale,
-        **fc1.scales,
-    )
-    bias = buffers["head.fc2_bias"][block]
-    linear(lane, fc2.source, fc2.weight, bias, x, residual=x, **fc2.scales)
 
 
 def _norm(

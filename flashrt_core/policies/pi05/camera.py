@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,25 @@ def encode_view(config: Pi05Config, view: str, image: Array | Frame) -> dict[str
         return {image_input(view): resize_with_pad(rgb, size, method)}
     if not isinstance(image, Frame):
         image = Frame.of_rgb(image)
-    picture = placed(image.picture(), size)
-    if picture.nbytes > config.camera_bytes or not _device_is_exact(picture, method):
+    description = _described(image.picture(), size, method, config.camera_bytes)
+    if description is None:
         image = Frame.of_rgb(resize_with_pad(image.rgb(), size, method))
-        picture = placed(image.picture(), size)
-    return {
-        image_input(view): image.raw(),
-        picture_input(view): np.array(picture.values(), np.int32),
-    }
+        description = _values(placed(image.picture(), size))
+    return {image_input(view): image.raw(), picture_input(view): description}
+
+
+@lru_cache(maxsize=64)
+def _described(picture: Picture, size: int, method: str, room: int) -> Array | None:
+    """The description that the device reads, read-only; None where the host makes the square."""
+    picture = placed(picture, size)
+    fits = picture.nbytes <= room and _device_is_exact(picture, method)
+    return _values(picture) if fits else None
+
+
+def _values(picture: Picture) -> Array:
+    values = np.array(picture.values(), np.int32)
+    values.setflags(write=False)  # it is handed out again
+    return values
 
 
 def decode_view(config: Pi05Config, view: str, values: Mapping[str, Array]) -> Array:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import SafetensorsFile, file_of
+from ...checkpoint import file_of, tensor_shapes
 from ...errors import OptionError, WeightsError
 from ..base import Deployment
 from ..json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
@@ -112,14 +112,13 @@ def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
 
 
 def _has_lerobot_names(file: Path) -> bool:
-    names = SafetensorsFile(file).entries
+    names = tensor_shapes(file)
     return bool(names) and all(name.startswith("model.") for name in names)
 
 
 def _preset_of(file: Path) -> str | None:
     """The preset that tensors of these names and shapes are of."""
-    entries = SafetensorsFile(file).entries
-    shapes = {name.removeprefix("model."): entry.shape for name, entry in entries.items()}
+    shapes = {name.removeprefix("model."): shape for name, shape in tensor_shapes(file).items()}
     for preset, config in PRESETS.items():
         specs = [(name, spec) for name, spec in tensors(config).items() if spec.used]
         if all(
@@ -132,7 +131,7 @@ def _preset_of(file: Path) -> str | None:
 
 def _check_names(path: Path, file: Path) -> None:
     """WeightsError on a file of another network: what else it lacks is then of no interest."""
-    names = list(SafetensorsFile(file).entries)
+    names = list(tensor_shapes(file))
     if not any(ROOT in name for name in names):
         raise WeightsError(
             f"checkpoint {str(path)!r}",

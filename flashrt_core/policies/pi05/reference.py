@@ -84,7 +84,7 @@ class Reference:
         self.dtype = dtype
         self.place = torch.device(place)
         self._source = source
-        self._expert_cache: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
 
     @torch.inference_mode()
     def decide(
@@ -188,11 +188,11 @@ class Reference:
         image_rows = self._images(pixels)
         padding = config.max_prompt_tokens - len(tokens)
         ids = torch.tensor([*tokens, *[0] * padding])
-        table = self._source.get(_MODEL + "paligemma.lm_head.weight")
+        table = self._get(_MODEL + "paligemma.lm_head.weight")
         scale = torch.tensor(math.sqrt(config.trunk.width), dtype=torch.float64)
         if config.numerics.embedding_scale == "bfloat16":
             scale = scale.bfloat16()
-        text_rows = table[ids.to(table.device)].to(self.place, self.dtype) * scale.to(self.dtype)
+        text_rows = table[ids] * scale.to(self.dtype)
         present = torch.tensor([slot in images for slot in SLOTS])
         written = torch.arange(config.max_prompt_tokens) < len(tokens)
         valid = torch.cat((present.repeat_interleave(image_rows.shape[1]), written))
@@ -333,11 +333,15 @@ class Reference:
         return y + self._get(name + ".bias") if has_bias else y
 
     def _get(self, name: str) -> Tensor:
-        if "gemma_expert" not in name and not name.startswith(("action_", "time_")):
-            return self._source.get(name).to(self.place).to(self.dtype)
-        if name not in self._expert_cache:  # read again in every step
-            self._expert_cache[name] = self._source.get(name).to(self.place).to(self.dtype)
-        return self._expert_cache[name]
+        if name in self._kept:
+            return self._kept[name]
+        value = self._source.get(name).to(self.place).to(self.dtype)
+        # The expert's are read again in every step. The rest, 11 GB, is kept on a GPU alone: the
+        # host may lack the memory, and there the arithmetic takes longer than reading.
+        expert = "gemma_expert" in name or name.startswith(("action_", "time_"))
+        if expert or self.place.type != "cpu":
+            self._kept[name] = value
+        return value
 
 
 def _standardise(x: Tensor, eps: float) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashrt_core.contract import ContractError, Role
+from flashrt_core.contract import ContractError, Role, ShapeKey
 from flashrt_core.policies.groot_n17 import POLICY
 from flashrt_core.policies.groot_n17.layout import marks
 
@@ -104,18 +104,18 @@ def test_actions_depend_on_every_input(part: str) -> None:
 
 
 def test_op_counts() -> None:
-    """Five ops a block of the head; keys and values of the context are two products in all."""
+    """Four ops a block of the head; keys and values of the context are two products."""
     config = POLICY.config("base")
     ops = count_ops(POLICY, "base", TWO)
     assert len(ops["prompt"]) == 3
-    assert len(ops["action"]) == config.steps * (5 * config.head.depth + 5)
+    assert len(ops["action"]) == config.steps * (4 * config.head.depth + 5)
     features = len(config.vision.features)
     rows = 2 + 3  # pieces of the prompt's rows: two images, three runs of text
-    layers = 8 * config.text.depth + 2 * features + 7 * config.adapter.depth
+    layers = 7 * config.text.depth + 2 * features + 7 * config.adapter.depth
     assert len(ops["context"]) == rows + layers + rows + 2 * 2 + 2
     counts = Counter(ops["vision"])
-    assert counts["image_patches"] == 2 and counts["attention"] == config.vision.depth
-    assert len(ops["vision"]) == 2 + 1 + 8 * config.vision.depth + 3 * (features + 1)
+    assert counts["image_patches"] == 2 and counts["rope_attention"] == config.vision.depth
+    assert len(ops["vision"]) == 2 + 1 + 7 * config.vision.depth + 3 * (features + 1)
 
 
 def test_unknown_stage() -> None:
@@ -126,9 +126,9 @@ def test_unknown_stage() -> None:
 
 @pytest.mark.parametrize(("views", "bucket"), [(TWO[::-1], 64), (TWO, 8), (TWO, 200)])
 def test_what_no_plan_can_run(views: tuple[str, ...], bucket: int) -> None:
-    (shape, _) = POLICY.shapes(TINY, 2)
+    shape = ShapeKey(2, bucket, TINY.horizon, TINY.steps)
     with pytest.raises(ContractError, match=r"order of|8 to 128 tokens|9 to 128 tokens"):
-        POLICY.contract(TINY, (replace(shape, prompt_tokens=bucket),), views, "fp32")
+        POLICY.contract(TINY, (shape,), views, "fp32")
 
 
 def test_activations_keep_their_size_through_the_full_depth() -> None:

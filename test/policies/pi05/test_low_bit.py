@@ -12,14 +12,14 @@ import torch
 
 from flashrt_core.calibration.run import calibrate
 from flashrt_core.contract import DType, Role
-from flashrt_core.errors import ContractError, InputError, OptionError
+from flashrt_core.errors import InputError, OptionError
 from flashrt_core.fidelity.qualification import Report, gates_for, qualify
 from flashrt_core.load import LoadOptions, calibration_of, describe, load, qualifier
 from flashrt_core.observations import Sample, made_up_observations
 from flashrt_core.policies.base import Processor
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format
-from test.kernels.signatures import CheckingLauncher, Lane
+from test.gpu import requires_gpu
 
 from .harness import TWO, Pipeline, make_case, same_bits
 
@@ -112,20 +112,6 @@ def test_nothing_static_is_left_out() -> None:
     assert empty == [POLICY.sites[n].x_scale for n in POLICY.precision("fp8").calibrated]
 
 
-@pytest.mark.parametrize("architecture", [80, 90])
-def test_without_kernels_the_gpu_says_so(architecture: int) -> None:
-    contract = POLICY.contract(TINY, POLICY.shapes(TINY, 2), TWO, "fp8")
-    buffers = {
-        spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.value))
-        for spec in contract.buffers
-    }
-    launcher = CheckingLauncher(architecture)
-    POLICY.body(TINY, contract, "context", contract.shapes[0])(Lane(launcher), buffers)
-    body = POLICY.body(TINY, contract, "action", contract.shapes[0])
-    with pytest.raises(ContractError, match="on device 'cuda': .*one key head .*; set precision"):
-        body(Lane(launcher), buffers)
-
-
 def samples(processor: Processor, count: int, seed: int) -> Iterator[Sample]:
     return made_up_observations(processor.views, processor.state_dim, count, seed)
 
@@ -155,6 +141,24 @@ OPTIONS = LoadOptions(precision="fp8", threads=1, max_sessions=1, capsule_slots=
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
     return calibrated(OPTIONS, tmp_path_factory.mktemp("scales") / "tiny.json")
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=requires_gpu)])
+def test_a_gpu_runs_the_plan_at_any_size(tmp_path: Path, preset: str, device: str) -> None:
+    """Sizes for which no kernel was built: within the gates, and near the CPU's emulation."""
+    on_cpu = calibrated(replace(OPTIONS, preset=preset), tmp_path / "scales.json")
+    assert fidelity(replace(on_cpu, device=device), 8, 2).passed
+    raw = []
+    for options in (on_cpu, replace(on_cpu, device=device)):
+        session = load(replace(options, prompt="pick up the cup"))
+        try:
+            ((_, observation),) = samples(session.processor, 1, seed=3)
+            raw.append(session.decide(observation).raw)
+        finally:
+            session.engine.close()
+    difference = float(np.sqrt(np.mean((raw[0] - raw[1]) ** 2)) / np.sqrt(np.mean(raw[0] ** 2)))
+    assert difference < 0.03
 
 
 def test_tiny_stays_within_the_gates(tiny: LoadOptions) -> None:

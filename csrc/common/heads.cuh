@@ -1,0 +1,270 @@
+// Attention of 16 rows of one head over its keys, by warps that each take tiles of 16 keys in turn, with
+// memory, copies and a softmax of their own, and join at the end (attention_heads.cu).
+#pragma once
+
+#include "activation.cuh"
+#include "mma.cuh"
+#include "quantise.cuh"
+#include "stream.cuh"
+#include "vector.cuh"
+
+namespace flashrt {
+namespace heads {
+
+constexpr int kRows = 16, kKeys = 16;
+
+// kStages tiles of keys and values a warp in shared memory.
+template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0>
+struct Shape {
+  static constexpr int kDim = kDim_, kStages = kStages_, kWarps = kWarps_;
+  static constexpr int kBarrier = kBarrier_;  // of these warps, where the block has others
+  static constexpr int kPitch = kDim + 8;  // elements; eight rows of an ldmatrix lie in different banks
+  static constexpr int kTile = kKeys * kPitch;
+  static constexpr int kOutPitch = kDim + 4;  // floats
+  static constexpr int kTileBytes = kWarps * kStages * 2 * kTile * 2;
+  // Partial results take the place of keys and values.
+  static constexpr int kPartBytes = kWarps * (kRows * kOutPitch + 2 * kRows) * 4;
+  static constexpr int kSharedBytes = kTileBytes > kPartBytes ? kTileBytes : kPartBytes;
+  static_assert(kPitch / 8 % 2 == 1, "no bank conflicts");
+};
+
+struct Args {
+  const bf16 *q, *k, *v;
+  const int* prefix_length;
+  int rows, keys, prefix_rows;  // rows and keys of a run
+  int q_stride, k_stride, v_stride;
+  int group, causal;  // query heads that share a head of keys
+  float scale_log2;
+};
+
+template <class S>
+class Heads {
+  static constexpr int kDim = S::kDim, kSteps = kDim / 16, kColumns = kDim / 8, kWarps = S::kWarps;
+
+ public:
+  // Rows from first_row on, of a run; `shared` has S::kSharedBytes.
+  __device__ __forceinline__ Heads(const Args& args, unsigned char* shared, int first_row, int head,
+                                   int run)
+      : args_(args),
+        shared_(reinterpret_cast<bf16*>(shared)),
+        first_row_(first_row),
+        head_(head),
+        run_(run) {
+    lane_ = threadIdx.x % 32;
+    warp_ = threadIdx.x / 32;
+  }
+
+  // The first of this warp's keys under way.
+  __device__ __forceinline__ void begin() {
+    length_ = args_.prefix_length ? *args_.prefix_length : args_.prefix_rows;
+    end_ = args_.causal ? min(args_.keys, first_row_ + kRows) : args_.keys;
+    const int head = head_ / args_.group;
+    k_ = args_.k + static_cast<size_t>(run_) * args_.keys * args_.k_stride + head * kDim;
+    v_ = args_.v + static_cast<size_t>(run_) * args_.keys * args_.v_stride + head * kDim;
+    const int tiles = (end_ + kKeys - 1) / kKeys;
+    own_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
+#pragma unroll
+    for (int i = 0; i < S::kStages; ++i) fetch(i, i < own_);
+  }
+
+  // A lane takes neighbours in pairs, as the products want them.
+  __device__ __forceinline__ void fetch_queries() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + half * 8 + lane_ / 4;
+      const bf16* p = args_.q + (static_cast<size_t>(run_) * args_.rows + row) * args_.q_stride +
+                      head_ * kDim + lane_ % 4 * 2;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        queries_[k][half] = row < args_.rows ? load_fresh1(p + k * 16) : 0u;
+        queries_[k][half + 2] = row < args_.rows ? load_fresh1(p + k * 16 + 8) : 0u;
+      }
+    }
+  }
+
+  // The same from 16 rows in shared memory, S::kPitch elements apart.
+  __device__ __forceinline__ void load_queries(const bf16* rows) {
+    const bf16* p = rows + lane_ % 16 * S::kPitch + lane_ / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) ldmatrix_x4(queries_[k], shared_address(p + k * 16));
+  }
+
+  // This warp's share of keys; what it leaves in registers is joined by store().
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (int i = 0; i < own_; ++i) {
+      copy_wait<S::kStages - 1>();
+      __syncwarp();
+      step(i);
+      __syncwarp();  // nobody reads the tile any more
+      fetch(i + S::kStages, i + S::kStages < own_);
+    }
+    copy_wait<0>();
+    sync();
+  }
+
+  // Keys and values that others bring: where row `key` of either goes, and that all `keys` are there.
+  __device__ __forceinline__ static int place(int key, int which) {
+    return ((key / kKeys * S::kStages * 2 + which) * S::kTile + key % kKeys * S::kPitch) * 2;
+  }
+  __device__ __forceinline__ void take(int keys) {
+    length_ = 0;
+    end_ = keys;
+    own_ = warp_ * kKeys < keys ? 1 : 0;
+  }
+
+  // Sums of a row over the four lanes that share it.
+  __device__ __forceinline__ void join_lanes() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum_[half] += __shfl_xor_sync(0xffffffffu, sum_[half], 1);
+      sum_[half] += __shfl_xor_sync(0xffffffffu, sum_[half], 2);
+    }
+  }
+
+  template <class Out>
+  __device__ __forceinline__ void store(Out* out, int out_stride, float factor) {
+    float* parts = reinterpret_cast<float*>(shared_);
+    float* stats = parts + kWarps * kRows * S::kOutPitch;  // of a warp: largest scores, then sums
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane_ / 4;
+      float* target = parts + (warp_ * kRows + row) * S::kOutPitch + lane_ % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        *reinterpret_cast<float2*>(target + n * 8) = {mixed_[n][2 * half], mixed_[n][2 * half + 1]};
+      }
+      if (lane_ % 4 == 0) {
+        stats[warp_ * 2 * kRows + row] = top_[half];
+        stats[warp_ * 2 * kRows + kRows + row] = sum_[half];
+      }
+    }
+    sync();
+    for (int i = threadIdx.x; i < kRows * kColumns; i += 32 * kWarps) {
+      const int row = i / kColumns, column = i % kColumns * 8;
+      if (first_row_ + row >= args_.rows) break;
+      float top = stats[row], shares[kWarps], sum = 0.0f, v[8] = {};
+#pragma unroll
+      for (int warp = 1; warp < kWarps; ++warp) top = fmaxf(top, stats[warp * 2 * kRows + row]);
+#pragma unroll
+      for (int warp = 0; warp < kWarps; ++warp) {
+        // Without any key of a warp its sum is zero, and so is its part.
+        shares[warp] = exp2_fast(stats[warp * 2 * kRows + row] - top);
+        sum += shares[warp] * stats[warp * 2 * kRows + kRows + row];
+      }
+      const float inverse = 1.0f / sum;
+#pragma unroll
+      for (int warp = 0; warp < kWarps; ++warp) {
+        float part[8];
+        load8(parts + (warp * kRows + row) * S::kOutPitch + column, part);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = fmaf(part[j], shares[warp] * inverse, v[j]);
+      }
+      const size_t at = static_cast<size_t>(run_) * args_.rows + first_row_ + row;
+      store8(out + at * out_stride + head_ * kDim + column, v, factor);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void sync() {
+    if constexpr (S::kBarrier == 0) {
+      __syncthreads();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"n"(S::kBarrier), "n"(32 * kWarps) : "memory");
+    }
+  }
+  __device__ __forceinline__ bf16* tile(int index, int which) const {
+    return shared_ + ((warp_ * S::kStages + index % S::kStages) * 2 + which) * S::kTile;
+  }
+  __device__ __forceinline__ int first_key(int index) const {
+    return (index * kWarps + warp_) * kKeys;
+  }
+  __device__ __forceinline__ bool shown(int key) const {
+    return key < length_ || key >= args_.prefix_rows;
+  }
+
+  // A tile of keys and of values, as one group of copies; an empty group unless `wanted`.
+  __device__ __forceinline__ void fetch(int index, bool wanted) {
+    if (wanted) {
+#pragma unroll
+      for (int i = lane_; i < kKeys * kColumns; i += 32) {
+        const int row = i / kColumns, column = i % kColumns * 8, key = first_key(index) + row;
+        const bool keep = key < end_ && shown(key);
+        const size_t at = keep ? key : 0;
+        copy16_async(shared_address(tile(index, 0) + row * S::kPitch + column),
+                     k_ + at * args_.k_stride + column, keep);
+        copy16_async(shared_address(tile(index, 1) + row * S::kPitch + column),
+                     v_ + at * args_.v_stride + column, keep);
+      }
+    }
+    copy_commit();
+  }
+
+  __device__ __forceinline__ void step(int index) {
+    float s[2][4] = {};
+    const bf16* keys = tile(index, 0) + (lane_ / 16 * 8 + lane_ % 8) * S::kPitch + lane_ / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t b[4];
+      ldmatrix_x4(b, shared_address(keys + k * 16));
+      mma_k16(s[0], queries_[k], b[0], b[1]);
+      mma_k16(s[1], queries_[k], b[2], b[3]);
+    }
+    float top[2] = {top_[0], top_[1]};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = first_key(index) + n * 8 + lane_ % 4 * 2 + i % 2;
+        const int row = first_row_ + i / 2 * 8 + lane_ / 4;
+        const bool visible = key < args_.keys && shown(key) && (!args_.causal || key <= row);
+        s[n][i] = visible ? s[n][i] * args_.scale_log2 : -INFINITY;
+        top[i / 2] = fmaxf(top[i / 2], s[n][i]);
+      }
+    }
+    float shrink[2], base[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+      top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
+      base[half] = top[half] == -INFINITY ? 0.0f : top[half];  // no key yet: all sums are zero
+      shrink[half] = exp2_fast(top_[half] - base[half]);
+      top_[half] = top[half];
+      sum_[half] *= shrink[half];
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mixed_[n][i] *= shrink[i / 2];
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[n][i] = exp2_fast(s[n][i] - base[i / 2]);
+        sum_[i / 2] += s[n][i];  // of this lane's keys
+      }
+    }
+    const uint32_t a[4] = {pack2(s[0][0], s[0][1]), pack2(s[0][2], s[0][3]), pack2(s[1][0], s[1][1]),
+                           pack2(s[1][2], s[1][3])};
+    const bf16* values = tile(index, 1) + lane_ % 16 * S::kPitch + lane_ / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < kColumns; n += 2) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, shared_address(values + n * 8));
+      mma_k16(mixed_[n], a, b[0], b[1]);
+      mma_k16(mixed_[n + 1], a, b[2], b[3]);
+    }
+  }
+
+  const Args args_;
+  bf16* shared_;
+  const bf16 *k_, *v_;
+  int first_row_, head_, run_, lane_, warp_, length_, end_, own_;  // end_ of the keys, own_ tiles of a warp
+  uint32_t queries_[kSteps][4];
+  float mixed_[kColumns][4] = {};
+  float top_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+};
+
+}  // namespace heads
+}  // namespace flashrt

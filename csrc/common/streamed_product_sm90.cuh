@@ -1,0 +1,238 @@
+// streamed_product_sm90: y = x W^T for up to 48 rows x [A, K] and weights that are large for the chip
+// (sm_90a): a block's share of W passes through a ring of tiles, so that the next kernel's first tiles
+// are under way on the same multiprocessor while this one's last ones are used.
+//
+// Tokens take the 64-row side of a product, from registers, and kRows weight rows the n side, from
+// shared memory: any multiple of eight, so that a weight's rows and splits of K make one block for
+// nearly every multiprocessor. The copy engine brings tiles of 64 columns, of W before pdl_wait() and of
+// x behind it, counted on one barrier. Two warpgroups take the steps of K in turn, each with tiles of
+// its own which it fetches again when it has used them; nobody else is waited for.
+//
+// The fourth warp of a warpgroup would have tokens 48 to 63. With kNorm its rows are shift and gain of
+// the norm, each as its bf16 value and the rest (few_rows.cuh), and the others' rows are conditioned on
+// their way through registers; sums and sums of squares of x are made on the tensor cores, exactly.
+#pragma once
+
+#include <cstdint>
+
+#include "few_rows.cuh"
+#include "mma.cuh"
+#include "pdl.cuh"
+#include "wgmma.cuh"
+
+namespace flashrt {
+
+template <class S, class Op>
+class StreamedProduct;
+
+// kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
+template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_>
+struct StreamedShape {
+  template <class Op>
+  using Product = StreamedProduct<StreamedShape, Op>;
+  using Weight = bf16;
+  static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
+  static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
+  static constexpr int kGroups = 2, kThreads = 128 * kGroups;
+  static constexpr int kMaxTokens = 48, kTokens = kMaxTokens + (kNorm ? 4 : 0);
+  static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
+  static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
+  static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
+  static_assert(kRows % 8 == 0 && kItems % kSplit == 0, "whole items a block");
+  static_assert(kSteps % kGroups == 0 && kStages % kGroups == 0 && kStages <= kSteps, "whole turns");
+
+  // Shared memory. Partial sums take the place of the tiles; their pitch keeps the rows of a warp apart
+  // in the banks.
+  static constexpr int kPitch = kRows % 16 == 8 ? kRows : kRows + 8, kPartial = kTokens * kPitch * 4;
+  static constexpr int kPartials = 0, kPartRows = kRows, kParts = kGroups, kSquareParts = kGroups;
+  // Tiles of W that a stage takes, and where a block's are.
+  static constexpr int kBoxes = 1;
+  __device__ __forceinline__ static int box_row(int tile, int) { return tile * kRows; }
+  static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;
+  static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
+  static constexpr int kFetched = kStages * kStageBytes, kSummed = kParts * kPartial;
+  static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
+  static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
+  static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
+  static constexpr int kSquares = kShift + (kNorm ? 4 * kVector : 0);
+  static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
+  static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 8 : 0);
+  static constexpr int kSharedBytes = (kBarriers + (1 + kStages) * 8 + 15) / 16 * 16;
+  static_assert(kStageBytes % 1024 == 0 && kBarriers % 8 == 0, "aligned");
+};
+
+#ifdef FLASHRT_SM90A
+
+template <class S, class Op>
+class StreamedProduct : protected FewRows<S, Op> {
+ protected:
+  using Base = FewRows<S, Op>;
+  using Base::barrier, Base::floats, Base::in_, Base::lane_, Base::op_, Base::shared_, Base::split_;
+  using Base::thread_, Base::tile_, Base::warp_, Base::kWeightsCame;
+
+ public:
+  __device__ __forceinline__ StreamedProduct(const FewRowsInput<bf16>& input, Op& op) : Base(input, op) {
+    group_ = warp_ / 4;
+    slab_ = warp_ % 4;  // of 16 tokens
+  }
+
+  __device__ __forceinline__ void run() {
+    pdl_trigger();
+    if (thread_ == 0) {
+      if constexpr (S::kSplit > 1) this->expect_pushes();
+      begin();
+    }
+    __syncwarp();
+    if constexpr (S::kSplit > 1) cluster_arrive();
+    if constexpr (S::kNorm) this->fetch_centred();
+    this->prepare();
+    __syncthreads();  // the barriers and what conditions x
+    if constexpr (S::kSplit > 1) cluster_wait();
+    pdl_wait();
+    if (thread_ == 0) fetch_first_tokens();
+    this->fetch();
+    multiply();
+    this->collect();
+  }
+
+ protected:
+  __device__ __forceinline__ unsigned char* stage(int step) const {
+    return shared_ + step % S::kStages * S::kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t full(int step) const {
+    return shared_address(barrier(kWeightsCame + step % S::kStages));
+  }
+
+  // The barriers, and the first tiles of W, by the thread that made them.
+  __device__ __forceinline__ void begin() const {
+    prefetch_map(*in_.tiles);
+    prefetch_map(*in_.rows);
+#pragma unroll
+    for (int step = 0; step < S::kStages; ++step) barrier_init(full(step), 1);
+    barrier_init_fence();
+#pragma unroll
+    for (int step = 0; step < S::kStages; ++step) {
+      barrier_expect(full(step), S::kStageBytes);
+      fetch_weights(step);
+    }
+  }
+  __device__ __forceinline__ void fetch_weights(int step) const {
+#pragma unroll
+    for (int box = 0; box < S::kBoxes; ++box) {
+      copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
+                split_ * S::kDepth + step * 64, S::box_row(tile_, box));
+    }
+  }
+  __device__ __forceinline__ void fetch_tokens(int step) const {
+    copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
+              split_ * S::kDepth + step * 64, 0);
+  }
+
+  __device__ __forceinline__ void fetch_first_tokens() const {
+#pragma unroll
+    for (int step = 0; step < S::kStages; ++step) fetch_tokens(step);
+  }
+
+  __device__ __forceinline__ void multiply() {
+    float sums[S::kRows / 2];
+    float squares[4] = {}, totals[4] = {};
+#pragma unroll 1
+    for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
+      const int step = turn * S::kGroups + group_;
+      barrier_wait(full(step), step / S::kStages & 1);
+      uint32_t x[4][4];
+      load_operands(step, x, squares, totals);
+      const uint64_t w = wgmma_tile(shared_address(stage(step)));
+      wgmma_begin();
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        WgmmaRegisters<S::kRows>::run(sums, x[part], wgmma_step(w, part), turn > 0 || part > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (step + S::kStages < S::kSteps) {
+        wgmma_sync(1 + group_, 128);  // the warpgroup has read both tiles
+        if (thread_ % 128 == 0) {
+          barrier_expect(full(step), S::kStageBytes);
+          fetch_weights(step + S::kStages);
+          fetch_tokens(step + S::kStages);
+        }
+      }
+    }
+    __syncthreads();  // nobody reads what lies where the sums go
+    leave_partials(sums);
+    if constexpr (S::kNorm) leave_moments(squares, totals);
+  }
+
+  // A step's operands of four products, 16 columns each.
+  __device__ __forceinline__ void load_operands(int step, uint32_t (&x)[4][4], float (&squares)[4],
+                                                float (&totals)[4]) const {
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int k = step * 64 + part * 16 + lane_ % 4 * 2;
+      if (slab_ == 3) {
+        const bool holds = S::kNorm && lane_ < 16;
+        const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;
+        x[part][0] = holds ? *reinterpret_cast<const uint32_t*>(v) : 0u;
+        x[part][1] = 0u;
+        x[part][2] = holds ? *reinterpret_cast<const uint32_t*>(v + 16) : 0u;
+        x[part][3] = 0u;
+        continue;
+      }
+      const int row = slab_ * 16 + lane_ % 16, unit = part * 2 + lane_ / 16;
+      const unsigned char* tile = stage(step) + S::kWeightBytes;
+      ldmatrix_x4(x[part], shared_address(tile + row * 128 + (unit ^ (row & 7)) * 16));
+      if constexpr (S::kNorm) {
+        add_moments(squares, totals, x[part]);
+        const unsigned char* scale = shared_ + S::kScale + k * 2;
+        const uint32_t low = *reinterpret_cast<const uint32_t*>(scale);
+        const uint32_t high = *reinterpret_cast<const uint32_t*>(scale + 16);
+        x[part][0] = grow2(x[part][0], low), x[part][1] = grow2(x[part][1], low);
+        x[part][2] = grow2(x[part][2], high), x[part][3] = grow2(x[part][3], high);
+      }
+    }
+  }
+
+  // x x^T of 8 tokens with themselves has their sums of squares on its diagonal; x times ones is their
+  // sums. Tokens 0-7 of a tile end in values 0 and 1, tokens 8-15 in values 2 and 3.
+  __device__ __forceinline__ static void add_moments(float (&squares)[4], float (&totals)[4],
+                                                     const uint32_t (&x)[4]) {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    mma_k16(squares, {x[0], 0u, x[2], 0u}, x[0], x[2]);
+    mma_k16(squares, {0u, x[1], 0u, x[3]}, x[1], x[3]);
+    mma_k16(totals, x, kOnes, kOnes);
+  }
+
+  __device__ __forceinline__ void leave_partials(const float (&sums)[S::kRows / 2]) const {
+    float* target = floats(S::kPartials + group_ * S::kPartial) + lane_ % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = slab_ * 16 + half * 8 + lane_ / 4;
+      const bool keep = token < S::kMaxTokens ? token < in_.tokens : token < S::kTokens;
+#pragma unroll
+      for (int j = 0; j < S::kRows / 8; ++j) {
+        store_shared_if(keep, target + token * S::kPitch + j * 8,
+                        {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]});
+      }
+    }
+  }
+
+  __device__ __forceinline__ void leave_moments(const float (&squares)[4],
+                                                const float (&totals)[4]) const {
+    const int row = lane_ / 4;
+    if (slab_ == 3 || lane_ % 4 != row / 2) return;  // no rows of x, or not on the diagonal
+    const int at = group_ * S::kTokens + slab_ * 16 + row;
+    floats(S::kSquares)[at] = row % 2 ? squares[1] : squares[0];
+    floats(S::kSquares)[at + 8] = row % 2 ? squares[3] : squares[2];
+    floats(S::kTotals)[at] = totals[0];
+    floats(S::kTotals)[at + 8] = totals[2];
+  }
+
+  int group_, slab_;
+};
+
+#endif  // FLASHRT_SM90A
+
+}  // namespace flashrt

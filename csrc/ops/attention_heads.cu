@@ -1,0 +1,65 @@
+// attention_heads: softmax(scale q k^T) v for many heads and few rows: contexts of some hundred tokens,
+// an expert's rows over its own keys or over a context's
+// q [M, H, d], k, v [N, Hkv, d] bf16, Hkv divides H; out [M, H d] bf16, or E4M3 with a scale; rows
+// *_stride elements apart, the heads of a row side by side. Rows and keys fall into equal runs
+// (rows_run, keys_run), a row sees the keys of its run. Keys j of a run with prefix_length[0] <= j <
+// prefix_rows are hidden (null: none); causal: so are those behind row j. Hidden keys are never read.
+// float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
+// needs d = 48, 64 or 128, 16-byte aligned rows; grid (ceil(rows_run / 16), H, runs), 128 threads
+// bound: the chain of dependent steps; 4 M H N d flop on mma.sync
+//
+// A block has 16 rows of one head. Its four warps take tiles of 16 keys in turn, each with memory,
+// copies and a softmax of its own, and join at the end: nobody waits inside. Few rows so make as many
+// blocks as they can, and a tile is small enough that short lists of keys keep all warps busy.
+// kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
+// safe behind a kernel that waits before it triggers (action_in does).
+// source of the online softmax: arXiv 2205.14135
+#include "../common/heads.cuh"
+#include "../common/pdl.cuh"
+
+namespace flashrt {
+namespace heads {
+
+template <class S, class Out>
+__device__ __forceinline__ void attend(const Args& args, Out* out, const float* out_scale,
+                                       int out_stride, int kept) {
+  pdl_trigger();
+  const float factor = store_factor<Out>(out_scale);
+  Heads<S> heads(args, dynamic_shared(), blockIdx.x * kRows, blockIdx.y, blockIdx.z);
+  if (kept) heads.begin();
+  pdl_wait();
+  if (!kept) heads.begin();
+  heads.fetch_queries();
+  heads.run();
+  heads.join_lanes();
+  heads.store(out, out_stride, factor);
+}
+
+using Wide48 = Shape<48, 4>;
+static_assert(Wide48::kSharedBytes == 57344, "as the launcher has it");
+using Wide64 = Shape<64, 4>;
+static_assert(Wide64::kSharedBytes == 73728, "as the launcher has it");
+using Wide128 = Shape<128, 2>;
+static_assert(Wide128::kSharedBytes == 69632, "as the launcher has it");
+
+}  // namespace heads
+}  // namespace flashrt
+
+#define FLASHRT_HEADS(name, Shape, Out)                                                            \
+  extern "C" __global__ void __launch_bounds__(128)                                                \
+      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
+           const float* out_scale, const int* prefix_length, int rows_run, int keys_run,           \
+           int prefix_rows, int group, int causal, int kept, int q_stride, int k_stride,           \
+           int v_stride, int out_stride, float scale) {                                            \
+    flashrt::heads::attend<flashrt::heads::Shape>(                                                 \
+        {q, k, v, prefix_length, rows_run, keys_run, prefix_rows, q_stride, k_stride, v_stride,    \
+         group, causal, scale * 1.4426950408889634f},                                              \
+        out, out_scale, out_stride, kept);                                                         \
+  }
+
+FLASHRT_HEADS(attention_heads_d48_bf16, Wide48, flashrt::bf16)
+FLASHRT_HEADS(attention_heads_d64_bf16, Wide64, flashrt::bf16)
+FLASHRT_HEADS(attention_heads_d128_bf16, Wide128, flashrt::bf16)
+FLASHRT_HEADS(attention_heads_d48_fp8, Wide48, flashrt::e4m3)
+FLASHRT_HEADS(attention_heads_d64_fp8, Wide64, flashrt::e4m3)
+FLASHRT_HEADS(attention_heads_d128_fp8, Wide128, flashrt::e4m3)

@@ -1,0 +1,161 @@
+// linear for few rows: y = act(x W^T + b) + residual
+// layer_norm_linear: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
+// x [A, K], y [A, N] bf16, rows of y and residual *_stride elements apart; b [N], residual [A, N] bf16 or
+// null, residual may be y; gain, shift [K] float32 or null
+// W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
+// or int8 with weight_scale [N] float32, packed: x has rows x_stride elements apart
+// act as in activation.cuh, without the form with the error function
+// float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
+// needs A <= 48, or 44 with int8 behind a norm, K as named, N a multiple of the rows of a block; grid of
+// N / rows clusters; no workspace
+// bound: memory, 2 K N bytes; half of it with int8
+#include "../common/activation.cuh"
+#include "../common/few_rows_product_sm90.cuh"
+#include "../common/streamed_product_sm90.cuh"
+
+namespace flashrt {
+
+template <class S>
+struct LinearOut {
+  static constexpr bool kNeighbours = true;  // the four rows of an item
+  static constexpr bool kFetches = true;
+
+  bf16* y;
+  const bf16 *bias, *residual;
+  int y_stride, residual_stride, activation;
+  float4 offsets;
+  uint2 before;
+
+  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
+  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
+
+  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
+    return tile * S::kRows + column * 8 + row;
+  }
+
+  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
+    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
+  }
+
+  __device__ __forceinline__ void prepare(int tile, int item) {
+    offsets = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (!bias) return;
+    const uint2 v = *reinterpret_cast<const uint2*>(bias + tile * S::kRows + item * 4);
+    const float2 low = unpack2(v.x), high = unpack2(v.y);
+    offsets = {low.x, low.y, high.x, high.y};
+  }
+
+  __device__ __forceinline__ void fetch(int tile, int token, int item, int tokens) {
+    before = {0u, 0u};
+    if (!residual || token >= tokens) return;
+    before = load_fresh2(residual + static_cast<size_t>(token) * residual_stride + tile * S::kRows +
+                         item * 4);
+  }
+
+  __device__ __forceinline__ float act(float v) const {
+    return activation == kGeluTanh ? gelu_tanh(v)
+           : activation == kSilu   ? silu(v)
+           : activation == kRelu   ? fmaxf(v, 0.0f)
+                                   : v;
+  }
+
+  __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
+    const float2 low = unpack2(before.x), high = unpack2(before.y);
+    const uint2 after = {pack2(act(v.x + offsets.x) + low.x, act(v.y + offsets.y) + low.y),
+                         pack2(act(v.z + offsets.z) + high.x, act(v.w + offsets.w) + high.y)};
+    *reinterpret_cast<uint2*>(y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4) =
+        after;
+  }
+};
+
+}  // namespace flashrt
+
+#ifdef FLASHRT_SM90A
+#define FLASHRT_LAYER_NORM_LINEAR(name, Shape, blocks)                                             \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           int tokens, int y_stride, int activation, float eps) {                                  \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
+        flashrt::LinearOut<flashrt::Shape>{y, bias, nullptr, y_stride, 0, activation, {}, {}});    \
+  }
+
+#define FLASHRT_LINEAR(name, Shape, blocks)                                                        \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
+           int y_stride, int residual_stride, int activation) {                                    \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
+        flashrt::LinearOut<flashrt::Shape>{y, bias, residual, y_stride, residual_stride,           \
+                                           activation, {}, {}});                                   \
+  }
+
+// The same with int8 weights, which wait in registers.
+#define FLASHRT_LAYER_NORM_LINEAR_I8(name, Shape, blocks)                                          \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           int tokens, int x_stride, int y_stride, int activation, float eps) {                    \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
+        flashrt::LinearOut<flashrt::Shape>{y, bias, nullptr, y_stride, 0, activation, {}, {}});    \
+  }
+
+#define FLASHRT_LINEAR_I8(name, Shape, blocks)                                                     \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
+           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
+           int x_stride, int y_stride, int residual_stride, int activation) {                      \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
+        flashrt::LinearOut<flashrt::Shape>{y, bias, residual, y_stride, residual_stride,           \
+                                           activation, {}, {}});                                   \
+  }
+
+namespace flashrt {
+
+// Named for K and the rows of a block.
+using NormLinear1536x32 = StreamedShape<32, 6, 4, 6, true>;
+static_assert(NormLinear1536x32::kSharedBytes == 74560, "as the launcher has it");
+using NormLinear1536x48 = StreamedShape<48, 6, 4, 6, true>;
+static_assert(NormLinear1536x48::kSharedBytes == 90176, "as the launcher has it");
+using NormLinear1536x72 = StreamedShape<72, 12, 2, 4, true>;
+static_assert(NormLinear1536x72::kSharedBytes == 85872, "as the launcher has it");
+using NormLinear1536x96 = StreamedShape<96, 12, 2, 4, true>;
+static_assert(NormLinear1536x96::kSharedBytes == 103152, "as the launcher has it");
+using Linear1536x32 = StreamedShape<32, 6, 4, 6, false>;
+static_assert(Linear1536x32::kSharedBytes == 67648, "as the launcher has it");
+using Linear1536x48 = StreamedShape<48, 6, 4, 6, false>;
+static_assert(Linear1536x48::kSharedBytes == 83008, "as the launcher has it");
+using Linear1536x96 = StreamedShape<96, 12, 2, 4, false>;
+static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
+using Linear6144x96 = StreamedShape<96, 12, 8, 4, false>;
+static_assert(Linear6144x96::kSharedBytes == 92208, "as the launcher has it");
+
+// Named for K and the blocks of a cluster.
+using NormLinear1536By2I8 = WarpgroupShape<48, 6, 2, From::kRegisters, 1, true, int8_t, true>;
+static_assert(NormLinear1536By2I8::kSharedBytes == 48416, "as the launcher has it");
+using NormLinear1536By4I8 = WarpgroupShape<48, 3, 4, From::kRegisters, 2, true, int8_t, true>;
+static_assert(NormLinear1536By4I8::kSharedBytes == 45344, "as the launcher has it");
+using Linear1536By4I8 = WarpgroupShape<48, 3, 4, From::kRegisters, 2, false, int8_t>;
+static_assert(Linear1536By4I8::kSharedBytes == 38432, "as the launcher has it");
+using Linear6144By8I8 = WarpgroupShape<48, 6, 8, From::kRegisters, 1, false, int8_t>;
+static_assert(Linear6144By8I8::kSharedBytes == 38432, "as the launcher has it");
+
+}  // namespace flashrt
+
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_32_bf16_sm90, NormLinear1536x32, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_48_bf16_sm90, NormLinear1536x48, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_72_bf16_sm90, NormLinear1536x72, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x96, 2)
+FLASHRT_LINEAR(linear_k1536_32_bf16_sm90, Linear1536x32, 2)
+FLASHRT_LINEAR(linear_k1536_48_bf16_sm90, Linear1536x48, 2)
+FLASHRT_LINEAR(linear_k1536_96_bf16_sm90, Linear1536x96, 2)
+FLASHRT_LINEAR(linear_k6144_96_bf16_sm90, Linear6144x96, 2)
+FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_by_2_i8_sm90, NormLinear1536By2I8, 2)
+FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_by_4_i8_sm90, NormLinear1536By4I8, 2)
+FLASHRT_LINEAR_I8(linear_k1536_by_4_i8_sm90, Linear1536By4I8, 2)
+FLASHRT_LINEAR_I8(linear_k6144_by_8_i8_sm90, Linear6144By8I8, 2)
+#endif

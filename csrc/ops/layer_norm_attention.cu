@@ -1,0 +1,249 @@
+// layer_norm_attention: q = n W^T + b, n = (x - mean) / sqrt(var + eps) * gain + shift, one kernel with
+// out = softmax(scale q k^T) v for few rows (sm_90a): over keys and values that are there, or over the
+// rows themselves (_self), then W makes q|k|v
+// x [A, K], k, v [N, H, d], out [A, H d] bf16, rows of k, v and out *_stride elements apart, the heads of
+// a row side by side; W [H d, K] or [3 H d, K] bf16, packed; b as many; gain, shift [K] float32 or null;
+// keys j with prefix_length[0] <= j < prefix_rows are hidden (null: none) and never read
+// x and W come as tile maps of 64 columns by 48 rows; kept as in attention_heads.cu
+// float32 sums, norm, softmax; x + x (gain - 1), q, k, v and probabilities are rounded to bf16
+// needs A <= 48, K = 1536, d = 48; grid of H clusters of four blocks, 256 threads; no workspace
+// bound: memory, the bytes of W
+//
+// A cluster has a head: its blocks split K, push each other the sums of a quarter of the rows of x, and
+// each finishes and attends with its quarter. Weights, and keys and values that are there, are under way
+// before pdl_wait(); keys and values that a block makes are pushed to all, where the attention reads them.
+#include "../common/heads.cuh"
+#include "../common/streamed_product_sm90.cuh"
+
+namespace flashrt {
+
+// The product's shape, with other things received: of kOwnTokens rows and four vectors, all sums.
+// kTensors: of W, 1 (q) or 3 (q, k and v).
+template <int kTensors_, int kStages_, class Attention_>
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true>;
+  using Attention = Attention_;
+  using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
+  using Base::kTotals;
+  static constexpr bool kSelf = kTensors_ == 3;
+  static constexpr int kDim = 48, kBoxes = kTensors_;
+  // Heads lie 48 rows apart in each of the tensors.
+  __device__ __forceinline__ static int box_row(int tile, int box) {
+    return (box * (gridDim.x / kSplit) + tile) * kDim;
+  }
+  static constexpr int kOwnTokens = kMaxTokens / kSplit, kSlots = kOwnTokens + 4;
+  static constexpr int kReceived = kTotals + kSquareParts * kTokens * 4;
+  static constexpr int kReceivedSquares = kReceived + kSplit * kSlots * kRows * 4;
+  static constexpr int kQueries = kReceivedSquares + kSplit * kOwnTokens * 8;
+  static constexpr int kBias = kQueries + heads::kRows * Attention::kPitch * 2;
+  static constexpr int kAttention = kBias + kRows * 2;
+  static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
+  static constexpr int kSharedBytes = (kBarriers + (2 + kStages) * 8 + 15) / 16 * 16;
+  static_assert(kReceived % 16 == 0 && kQueries % 16 == 0 && kAttention % 16 == 0, "aligned");
+  static_assert(kOwnTokens <= heads::kRows && Attention::kDim == kDim, "a tile of queries a block");
+  static_assert(!kSelf || kMaxTokens <= Attention::kWarps * heads::kKeys, "a tile of keys a warp");
+};
+
+using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 8>>;
+static_assert(ContextAttention::kSharedBytes == 121760, "as the launcher has it");
+using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 4, 3>>;
+static_assert(SelfAttention::kSharedBytes == 121664, "as the launcher has it");
+
+#ifdef FLASHRT_SM90A
+
+// Nothing of the base's way to finish is used.
+struct NoFinish {
+  static constexpr bool kNeighbours = true, kFetches = false;
+  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
+  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
+};
+
+template <class S>
+class NormAttention : StreamedProduct<S, NoFinish> {
+  using Base = StreamedProduct<S, NoFinish>;
+  using Base::barrier, Base::in_, Base::lane_, Base::shared_, Base::split_, Base::thread_, Base::tile_;
+  using Base::warp_, Base::kPushed;
+  using Attention = typename S::Attention;
+  static constexpr int kGroups = S::kRows / 4;  // of four columns of a head's tensors
+  static constexpr int kGathered = 1 + S::kStages;  // barrier of keys and values
+
+ public:
+  __device__ __forceinline__ NormAttention(const FewRowsInput<bf16>& input, NoFinish& op)
+      : Base(input, op) {
+    own_ = (in_.tokens + S::kSplit - 1) / S::kSplit;
+  }
+
+  __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, bf16* out, int out_stride,
+                                      int kept) {
+    pdl_trigger();
+    if (thread_ == 0) {
+      const uint32_t rows = count(split_);
+      expect_bytes(barrier(kPushed), S::kSplit * ((rows + 4) * S::kRows * 4 + rows * 8));
+      if constexpr (S::kSelf) expect_bytes(barrier(kGathered), in_.tokens * 2 * S::kDim * 2);
+      this->begin();
+    }
+    if constexpr (S::kSelf) clear_keys();
+    __syncwarp();
+    cluster_arrive();
+    attention.rows = first(split_) + count(split_);
+    heads::Heads<Attention> attend(attention, shared_ + S::kAttention, first(split_), tile_, 0);
+    if (!S::kSelf && kept) attend.begin();
+    this->fetch_centred();
+    fetch_bias(bias);
+    __syncthreads();  // the barriers and what conditions x
+    cluster_wait();
+    pdl_wait();
+    if (thread_ == 0) this->fetch_first_tokens();
+    if (!S::kSelf && !kept) attend.begin();
+    this->multiply();
+    __syncthreads();
+    scatter_rows();
+    wait_bytes(barrier(kPushed));
+    finish_rows();
+    __syncthreads();
+    if (S::kSelf) {
+      if (warp_ >= Attention::kWarps) {
+        wait_bytes(barrier(kGathered));  // what a block was sent has come before it leaves
+        return;
+      }
+      attend.take(in_.tokens);
+      wait_bytes(barrier(kGathered));
+    }
+    attend.load_queries(queries());
+    attend.run();
+    attend.join_lanes();
+    attend.store(out, out_stride, 1.0f);
+  }
+
+ private:
+  // The rows of x that a block finishes.
+  __device__ __forceinline__ int first(int rank) const { return min(rank * own_, in_.tokens); }
+  __device__ __forceinline__ int count(int rank) const { return first(rank + 1) - first(rank); }
+  __device__ __forceinline__ bf16* queries() const {
+    return reinterpret_cast<bf16*>(shared_ + S::kQueries);
+  }
+
+  // Keys and values of rows that are not there, before anything is pushed.
+  __device__ __forceinline__ void clear_keys() const {
+    for (int i = thread_; i < Attention::kTileBytes / 16; i += S::kThreads) {
+      reinterpret_cast<uint4*>(shared_ + S::kAttention)[i] = {0u, 0u, 0u, 0u};
+    }
+  }
+
+  __device__ __forceinline__ void fetch_bias(const bf16* bias) const {
+    if (thread_ >= kGroups) return;
+    uint2 v = {0u, 0u};
+    const int row = S::box_row(tile_, thread_ / (S::kDim / 4)) + thread_ % (S::kDim / 4) * 4;
+    if (bias) v = *reinterpret_cast<const uint2*>(bias + row);
+    reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = v;
+  }
+
+  // The sums of every row, and of the vectors of the norm, to the block that finishes it. A warp pushes
+  // to one neighbour; blocks begin with different ones.
+  __device__ __forceinline__ void scatter_rows() const {
+    const int rank = (warp_ + split_) % S::kSplit, rows = count(rank), begin = first(rank);
+    const int start = warp_ / S::kSplit * 32 + lane_;
+    constexpr int kStride = S::kThreads / S::kSplit;
+    const uint32_t base = remote_address(shared_, rank), pushed = base + S::kBarriers + kPushed * 8;
+    for (int i = start; i < (rows + 4) * kGroups; i += kStride) {
+      const int row = i / kGroups, group = i % kGroups;
+      const int token = row < rows ? begin + row : S::kMaxTokens + row - rows;
+      const int slot = row < rows ? row : S::kOwnTokens + row - rows;
+      push(base + S::kReceived + ((split_ * S::kSlots + slot) * kGroups + group) * 16, pushed,
+           this->sum_item(token, group));
+    }
+    for (int i = start; i < rows; i += kStride) {
+      push(base + S::kReceivedSquares + (split_ * S::kOwnTokens + i) * 8, pushed,
+           float2{this->sum_squares(begin + i), this->sum_totals(begin + i)});
+    }
+  }
+
+  __device__ __forceinline__ float4 received(int slot, int group) const {
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int from = 0; from < S::kSplit; ++from) {
+      const int at = (from * S::kSlots + slot) * kGroups + group;
+      const float4 v = reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
+      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    }
+    return sum;
+  }
+  __device__ __forceinline__ float4 vector(int slot, int group) const {
+    const float4 a = received(slot, group), b = received(slot + 1, group);
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+  }
+  __device__ __forceinline__ float2 own_moments(int row) const {
+    float2 sum = {0.0f, 0.0f};
+#pragma unroll
+    for (int from = 0; from < S::kSplit; ++from) {
+      const float2 v =
+          reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[from * S::kOwnTokens + row];
+      sum = {sum.x + v.x, sum.y + v.y};
+    }
+    const float mean = sum.y * (1.0f / S::kInner);
+    const float variance = fmaxf(sum.x * (1.0f / S::kInner) - mean * mean, 0.0f);
+    return {mean, rsqrtf(variance + in_.eps)};
+  }
+
+  // Four columns of a row of q, k or v at a time; queries behind the last row are zero.
+  __device__ __forceinline__ void finish_rows() const {
+    const int rows = count(split_);
+    for (int i = thread_; i < heads::kRows * kGroups; i += S::kThreads) {
+      const int row = i / kGroups, group = i % kGroups;
+      const int tensor = group / (S::kDim / 4), column = group % (S::kDim / 4) * 4;
+      uint2 result = {0u, 0u};
+      if (row < rows) {
+        const float2 m = own_moments(row);
+        const float4 y = received(row, group), b = vector(S::kOwnTokens, group);
+        const float4 g = vector(S::kOwnTokens + 2, group);
+        const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[group];
+        const float2 low = unpack2(bias.x), high = unpack2(bias.y);
+        const float4 offset = {b.x + low.x, b.y + low.y, b.z + high.x, b.w + high.y};
+        result = {pack2((y.x - m.x * g.x) * m.y + offset.x, (y.y - m.x * g.y) * m.y + offset.y),
+                  pack2((y.z - m.x * g.z) * m.y + offset.z, (y.w - m.x * g.w) * m.y + offset.w)};
+      }
+      if (tensor == 0) {
+        *reinterpret_cast<uint2*>(queries() + row * Attention::kPitch + column) = result;
+      } else if (row < rows) {
+        gather(first(split_) + row, tensor - 1, column, result);
+      }
+    }
+  }
+
+  // Four numbers of a key or value into every block of the cluster.
+  __device__ __forceinline__ void gather(int token, int which, int column, const uint2& bits) const {
+    const int place = S::kAttention + heads::Heads<Attention>::place(token, which) + column * 2;
+    const float2 v = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
+#pragma unroll
+    for (int rank = 0; rank < S::kSplit; ++rank) {
+      const uint32_t base = remote_address(shared_, rank);
+      push(base + place, base + S::kBarriers + kGathered * 8, v);
+    }
+  }
+
+  int own_;  // rows of x a block, but for the last
+};
+
+#endif
+
+}  // namespace flashrt
+
+#ifdef FLASHRT_SM90A
+#define FLASHRT_NORM_ATTENTION(name, Shape)                                                        \
+  extern "C" __global__ void __launch_bounds__(256, 1) name(                                       \
+      const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,           \
+      const float* gain, const float* shift, const flashrt::bf16* bias, const flashrt::bf16* k,    \
+      const flashrt::bf16* v, const int* prefix_length, flashrt::bf16* out, int tokens, int keys,  \
+      int prefix_rows, int kept, int k_stride, int v_stride, int out_stride, float eps,            \
+      float scale) {                                                                               \
+    flashrt::NoFinish op;                                                                          \
+    flashrt::NormAttention<flashrt::Shape>(                                                        \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x}, op)                 \
+        .run({nullptr, k, v, prefix_length, tokens, keys, prefix_rows, 0, k_stride, v_stride, 1,   \
+              0, scale * 1.4426950408889634f},                                                     \
+             bias, out, out_stride, kept);                                                         \
+  }
+
+FLASHRT_NORM_ATTENTION(layer_norm_attention_k1536_d48_bf16_sm90, ContextAttention)
+FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_bf16_sm90, SelfAttention)
+#endif

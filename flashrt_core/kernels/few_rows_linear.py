@@ -1,0 +1,141 @@
+"""Kernels for products of few rows with bias, activation and addition, a norm in front or not.
+
+What ``linear`` and ``layer_norm_linear`` share on the CUDA device; no op. Source:
+csrc/ops/few_rows_linear.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .launch import Launcher, TensorMap, require_bf16
+from .maths import ACTIVATIONS, Activation
+from .skinny import SkinnyPlan
+
+#: Most rows of x that the copy engine fetches.
+_TOKENS = 48
+
+
+def _tiled(kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
+    name = f"{kernel}_k{depth}_{rows}_bf16_sm90"
+    return SkinnyPlan(name, depth, _TOKENS, rows, shared_bytes, cluster=cluster, tiles=True)
+
+
+def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
+    """With int8 weights."""
+    name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
+    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, cluster=cluster)
+
+
+LINEAR_PLANS = (
+    _tiled("linear", 1536, 32, 67648, 4),
+    _tiled("linear", 1536, 48, 83008, 4),
+    _tiled("linear", 1536, 96, 92208, 2),
+    _tiled("linear", 6144, 96, 92208, 8),
+    _whole("linear", 1536, 48, 38432, 4),
+    _whole("linear", 6144, 48, 38432, 8),
+)
+NORM_PLANS = (
+    _tiled("layer_norm_linear", 1536, 32, 74560, 4),
+    _tiled("layer_norm_linear", 1536, 48, 90176, 4),
+    _tiled("layer_norm_linear", 1536, 72, 85872, 2),
+    _tiled("layer_norm_linear", 1536, 96, 103152, 2),
+    _whole("layer_norm_linear", 1536, 44, 48416, 2),
+    _whole("layer_norm_linear", 1536, 44, 45344, 4),
+)
+
+
+def few_rows_plan(
+    plans: Sequence[SkinnyPlan],
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    activation: Activation,
+) -> SkinnyPlan | None:
+    """The plan that keeps most multiprocessors busy at once; None where none takes this."""
+    wide = x.dtype is out.dtype is torch.bfloat16
+    if not wide or activation == "gelu" or not weight.is_contiguous():
+        return None
+    tiles = {torch.bfloat16: True, torch.int8: False}.get(weight.dtype)
+    fitting = [
+        plan
+        for plan in plans
+        if plan.tiles == tiles and plan.fits(launcher, x.shape[0], *weight.shape)
+    ]
+
+    def blocks_of(plan: SkinnyPlan) -> int:
+        return weight.shape[0] // plan.rows * plan.cluster
+
+    at_once = [plan for plan in fitting if blocks_of(plan) <= launcher.multiprocessors]
+    return max(at_once, key=blocks_of, default=min(fitting, key=blocks_of, default=None))
+
+
+def layer_norm_linear_few_rows(
+    launcher: Launcher,
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    eps: float,
+    activation: Activation,
+    weight_scale: Tensor | None = None,
+) -> bool:
+    """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    plan = few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
+    if plan is None:
+        return False
+    require_bf16("layer_norm_linear", x=x, bias=bias, out=out)
+    operands, strides = _operands(plan, x, weight, weight_scale)
+    ends = (out.stride(0), list(ACTIVATIONS).index(activation), eps)
+    args = (*operands, gain, shift, bias, out, x.shape[0], *strides, *ends)
+    plan.launch(launcher, weight.shape[0], args)
+    return True
+
+
+def linear_few_rows(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation,
+    residual: Tensor | None,
+    weight_scale: Tensor | None = None,
+) -> bool:
+    """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    plan = few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
+    if plan is None or (residual is not None and residual.shape != out.shape):
+        return False
+    require_bf16("linear", x=x, bias=bias, out=out, residual=residual)
+    operands, strides = _operands(plan, x, weight, weight_scale)
+    ends = (out.stride(0), 0 if residual is None else residual.stride(0))
+    kind = list(ACTIVATIONS).index(activation)
+    args = (*operands, bias, residual, out, x.shape[0], *strides, *ends, kind)
+    plan.launch(launcher, weight.shape[0], args)
+    return True
+
+
+def _operands(
+    plan: SkinnyPlan, x: Tensor, weight: Tensor, weight_scale: Tensor | None
+) -> tuple[tuple[Tensor | TensorMap | None, ...], tuple[int, ...]]:
+    """What a kernel is given of x and the weight, and which strides."""
+    if not plan.tiles:
+        return (x, weight, weight_scale), (x.stride(0),)
+    return row_maps(x, weight, plan.rows), ()
+
+
+def row_maps(x: Tensor, weight: Tensor, rows: int) -> tuple[TensorMap, TensorMap]:
+    """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
+    (count, depth), (width, _) = x.shape, weight.shape
+    return (
+        TensorMap(x.data_ptr(), count, depth, x.stride(0), _TOKENS, 64),
+        TensorMap(weight.data_ptr(), width, depth, depth, rows, 64),
+    )

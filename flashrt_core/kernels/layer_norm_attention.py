@@ -1,0 +1,230 @@
+"""Queries from behind a norm and their attention as one op, over what is there or the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import attention_launch, attention_ref
+from .check import I32, ArgCheck
+from .few_rows_linear import row_maps
+from .launch import Launcher, require_bf16
+from .layer_norm_linear import (
+    layer_norm_linear_launch,
+    layer_norm_linear_operands,
+    layer_norm_linear_ref,
+)
+from .op import Lane, Op
+from .quantised import given
+
+
+def layer_norm_attention_ref(
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+    scale: float,
+    prefix_length: Tensor | None = None,
+    prefix_rows: int = 0,
+    kept: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """The two ops in turn; what the first makes is rounded to the format of ``q``."""
+    scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
+    layer_norm_linear_ref(x, gain, shift, weight, bias, q, eps=eps, **scales)
+    mask: dict[str, Any] = {"prefix_length": prefix_length, "prefix_rows": prefix_rows}
+    operands = _operands(q, k, v, head_dim)
+    attention_ref(*operands, out, scale=scale, **mask, out_scale=out_scale)
+
+
+def _operands(
+    q: Tensor, k: Tensor | None, v: Tensor | None, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attends to what; rows of ``q`` hold all three where there is no ``k``."""
+    if k is not None and v is not None:
+        return q.unflatten(1, (-1, head_dim)), k, v
+    queries, keys, values = q.unflatten(1, (3, -1, head_dim)).unbind(1)
+    return queries, keys, values
+
+
+#: Dynamic shared memory of the fused kernels; the source asserts the same.
+_SHARED = {"": 121_760, "_self": 121_664}
+
+
+def layer_norm_attention_launch(
+    launcher: Launcher,
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+    scale: float,
+    prefix_length: Tensor | None = None,
+    prefix_rows: int = 0,
+    kept: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """One kernel where it was built for the shape: a cluster a head; else the two ops."""
+    kind, (rows, depth), width = "_self" if k is None else "", x.shape, out.shape[1]
+    wide = {x.dtype, weight.dtype, out.dtype} == {torch.bfloat16} and weight.is_contiguous()
+    built = (depth, head_dim) == (1536, 48) and rows <= 48
+    packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
+    if launcher.architecture == 90 and wide and packed and built:
+        require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
+        pointers = (gain, shift, bias, k, v, prefix_length, out)
+        counts = (rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
+        strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
+        launcher.launch(
+            f"layer_norm_attention{kind}_k1536_d48_bf16_sm90",
+            4 * width // head_dim,
+            256,
+            (*row_maps(x, weight, head_dim), *pointers, *counts, *strides, eps, scale),
+            shared_bytes=_SHARED[kind],
+            cluster=4,
+        )
+        return
+    scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
+    layer_norm_linear_launch(launcher, x, gain, shift, weight, bias, q, eps=eps, **scales)
+    mask: dict[str, Any] = {"prefix_length": prefix_length, "prefix_rows": prefix_rows}
+    operands = _operands(q, k, v, head_dim)
+    attention_launch(launcher, *operands, out, scale=scale, **mask, kept=kept, out_scale=out_scale)
+
+
+def layer_norm_attention_operands(
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: Tensor,
+    *,
+    eps: float,
+    **_options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Weight and normalised rows, as :class:`Op` has them."""
+    return layer_norm_linear_operands(x, gain, shift, weight, bias, q, eps=eps)
+
+
+LAYER_NORM_ATTENTION = Op(
+    "layer_norm_attention",
+    layer_norm_attention_ref,
+    layer_norm_attention_launch,
+    layer_norm_attention_operands,
+    low_bit=True,
+)
+
+
+def layer_norm_attention(
+    lane: Lane,
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: Tensor,
+    *,
+    head_dim: int,
+    eps: float,
+    scale: float,
+    prefix_length: Tensor | None = None,
+    prefix_rows: int = 0,
+    kept: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    """``layer_norm_linear`` of x into queries, then ``attention`` of each head over its own keys.
+
+    Args:
+        lane: where the op goes.
+        x: [M, D] float, the residual stream.
+        gain, shift: [D] float32, or None, as of ``layer_norm_linear``.
+        weight: [H d, D] float; rows q|k|v, [3 H d, D], where ``k`` is None.
+        bias: [H d] or [3 H d] float, or None.
+        q: [M, H d] or [M, 3 H d] float: what the product makes may be left here, or not.
+        k, v: [N, H, d] float; None: rows attend to each other.
+        out: [M, H d] float, apart from all others.
+        head_dim: d.
+        eps, scale: added to the (biased) variance; factor on the scores.
+        prefix_length, prefix_rows, kept: as of ``attention``; not without ``k``.
+        x_scale, weight_scale: as of ``layer_norm_linear``.
+        out_scale: [1] float32, of a float8_e4m3fn ``out``.
+
+    Raises:
+        ContractError: shapes, formats or devices do not fit.
+    """
+    check = ArgCheck("layer_norm_attention")
+    check.tensor("x", x, ("M", "D"))
+    check.affine("gain", gain, "shift", shift)
+    check.quantised("out", out, ("M", "W"), "out_scale", out_scale, (1,))
+    merged = check.sizes["W"] * (1 if k is not None else 3)
+    check.weight(weight, x_scale, weight_scale, (merged, "D"))
+    check.tensor("q", q, ("M", merged))
+    if bias is not None:
+        check.tensor("bias", bias, (merged,))
+    mask = _check_keys(check, k, v, head_dim, prefix_length, prefix_rows)
+    others = {"x": x, "q": q} if k is None or v is None else {"x": x, "q": q, "k": k, "v": v}
+    for name, value in others.items():
+        check.apart("out", out, name, value)
+    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    settings: dict[str, Any] = {"head_dim": head_dim, "eps": eps, "scale": scale, **mask, **scales}
+    if kept:
+        settings["kept"] = True
+    lane.issue(LAYER_NORM_ATTENTION, x, gain, shift, weight, bias, q, k, v, out, **settings)
+
+
+def _check_keys(
+    check: ArgCheck,
+    k: Tensor | None,
+    v: Tensor | None,
+    head_dim: int,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+) -> dict[str, Any]:
+    """Checks keys, values and which of them count; the latter as the op's settings."""
+    width = check.sizes["W"]
+    check.require(
+        head_dim > 0 and width % head_dim == 0,
+        "head_dim",
+        expected=f"a divisor of {width}",
+        got=head_dim,
+    )
+    both = (k is None) == (v is None)
+    check.require(both, "arguments 'k' and 'v'", expected="both or none", got="one of them")
+    if k is not None and v is not None:
+        heads = (width // head_dim, head_dim)
+        check.tensor("k", k, ("N", *heads))
+        check.tensor("v", v, ("N", *heads))
+    if prefix_length is None:
+        return {}
+    check.tensor("prefix_length", prefix_length, (1,), I32)
+    keys = check.sizes.get("N", 0)
+    check.require(0 < prefix_rows <= keys, "prefix_rows", expected=f"1..{keys}", got=prefix_rows)
+    return {"prefix_length": prefix_length, "prefix_rows": prefix_rows}

@@ -1,0 +1,253 @@
+"""Kernels of products of few rows, with a norm in front or an addition behind, against float32.
+
+As in test_cuda_ops.py, at the shapes of GR00T's head, at those of no kernel, and as a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flashrt_core.gemm import linear, linear_ref
+from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
+from flashrt_core.kernels.layer_norm_attention import (
+    layer_norm_attention,
+    layer_norm_attention_ref,
+)
+from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
+from flashrt_core.kernels.quantised import quantise_rows
+from test.gpu import error, requires_gpu, run
+
+from .test_cuda_ops import CHAINED, F32, empty, expected, twice
+
+pytestmark = requires_gpu
+
+#: Widths of the head's products: what follows a norm, and what is added to the stream.
+NORMED = [(1536, 1536), (4608, 1536), (6144, 1536), (1024, 1536), (96, 1536)]
+ADDED = [(1536, 1536), (1536, 6144), (3072, 1536), (1024, 1536), (96, 6144)]
+#: No kernel of few rows takes these.
+OTHERS = [(41, 256, 512), (49, 1536, 1536), (41, 136, 1536)]
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("gained", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(rows, *s) for s in NORMED for rows in (1, 40, 41, 48)] + OTHERS
+)
+def test_norm_in_front_of_few_rows(
+    device: Any, draw: Any, rows: int, columns: int, depth: int, gained: bool, activation: Any
+) -> None:
+    x = draw(rows, depth, scale=2.0) + draw(rows, 1)
+    weight, bias = draw(columns, depth, scale=depth**-0.5), draw(columns)
+    gain, shift = 1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3)
+    norm = (gain, shift) if gained else (None, None)
+    out, want = empty(rows, columns), expected((rows, columns))
+    ends: dict[str, Any] = {"eps": 1e-5, "activation": activation}
+    twice(device, out, lambda lane: layer_norm_linear(lane, x, *norm, weight, bias, out, **ends))
+    layer_norm_linear_ref(x.float(), *norm, weight.float(), bias.float(), want, **ends)
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("residual", ["none", "in place", "other"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(rows, *s) for s in ADDED for rows in (1, 40, 41, 48)] + OTHERS
+)
+def test_few_rows_into_the_stream(
+    device: Any, draw: Any, rows: int, columns: int, depth: int, residual: str, activation: Any
+) -> None:
+    x, weight = draw(rows, depth), draw(columns, depth, scale=depth**-0.5)
+    bias = draw(columns)
+    out = draw(rows, columns) if residual == "in place" else empty(rows, columns)
+    added = {"none": None, "in place": out, "other": draw(rows, columns)}[residual]
+    want = expected((rows, columns))
+    linear_ref(
+        x.float(),
+        weight.float(),
+        bias.float(),
+        want,
+        activation=activation,
+        residual=None if added is None else added.float(),
+    )
+    ends: dict[str, Any] = {"activation": activation, "residual": added}
+    run(device, lambda lane: linear(lane, x, weight, bias, out, **ends))
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "dim", "depth", "length"),
+    [
+        (41, 24, 32, 48, 1536, 21),
+        (41, 64, 32, 48, 1536, 0),
+        (41, 192, 32, 48, 1536, 0),
+        (41, 200, 32, 48, 1536, 129),
+        (48, 512, 32, 48, 1536, 0),
+        (13, 5, 2, 48, 1536, 1),
+        (1, 40, 4, 48, 1536, 0),
+        (5, 17, 4, 64, 512, 16),
+    ],
+)
+def test_queries_behind_a_norm_attend(
+    device: Any,
+    draw: Any,
+    rows: int,
+    keys: int,
+    heads: int,
+    dim: int,
+    depth: int,
+    length: int,
+    kept: bool,
+) -> None:
+    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
+    gain, shift = 1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3)
+    weight, bias = draw(width, depth, scale=depth**-0.5), draw(width)
+    cache = draw(keys, 3, 2, heads, dim)  # of some blocks
+    k, v = cache[:, 1].unbind(1)
+    q, out, want = empty(rows, width), empty(rows, width), expected((rows, width))
+    mask: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
+    if length:
+        valid = torch.tensor([length], dtype=torch.int32, device="cuda")
+        mask |= {"prefix_length": valid, "prefix_rows": keys}
+        k[length:], v[length:] = float("nan"), float("inf")
+    args = (x, gain, shift, weight, bias)
+    twice(
+        device,
+        out,
+        lambda lane: layer_norm_attention(lane, *args, q, k, v, out, **mask, kept=kept),
+    )
+    if length:
+        k[length:], v[length:] = 0.0, 0.0
+    wide = (x.float(), gain, shift, weight.float(), bias.float())
+    queries = expected((rows, width))
+    layer_norm_attention_ref(*wide, queries, k.float(), v.float(), want, **mask)
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "heads", "dim", "depth"),
+    [(41, 32, 48, 1536), (48, 32, 48, 1536), (17, 2, 48, 1536), (1, 4, 48, 1536), (5, 4, 64, 512)],
+)
+def test_rows_behind_a_norm_attend_to_each_other(
+    device: Any, draw: Any, rows: int, heads: int, dim: int, depth: int, gained: bool
+) -> None:
+    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
+    norm: tuple[Any, Any] = (None, None)
+    if gained:
+        norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+    weight, bias = draw(3 * width, depth, scale=depth**-0.5), draw(3 * width)
+    merged, out, want = empty(rows, 3 * width), empty(rows, width), expected((rows, width))
+    settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
+    args = (x, *norm, weight, bias, merged, None, None, out)
+    twice(device, out, lambda lane: layer_norm_attention(lane, *args, **settings))
+    wide = (x.float(), *norm, weight.float(), bias.float(), expected((rows, 3 * width)))
+    layer_norm_attention_ref(*wide, None, None, want, **settings)
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [
+        *((rows, *shape) for shape in NORMED[:3] for rows in (1, 41, 44)),
+        *((rows, *shape) for shape in ADDED[:2] for rows in (1, 41, 48)),
+        (41, 128, 1536),
+        (41, 128, 6144),
+    ],
+)
+def test_few_rows_with_int8_weights(
+    device: Any, draw: Any, rows: int, columns: int, depth: int, gained: bool
+) -> None:
+    weight, scale = quantise_rows(draw(columns, depth, scale=depth**-0.5), torch.int8)
+    x, bias = draw(rows, depth, scale=2.0) + draw(rows, 1), draw(columns)
+    if depth == 1536 and rows <= 44:
+        norm: tuple[Any, Any] = (None, None)
+        if gained:
+            norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+        ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh", "weight_scale": scale}
+        out, want = empty(rows, columns), expected((rows, columns))
+        args = (x, *norm, weight, bias)
+        twice(device, out, lambda lane: layer_norm_linear(lane, *args, out, **ends))
+        layer_norm_linear_ref(x.float(), *norm, weight, bias.float(), want, **ends)
+        assert error(out, want) < CHAINED
+    if columns in (1536, 128):
+        stream, want = draw(rows, columns), expected((rows, columns))
+        linear_ref(
+            x.float(), weight, bias.float(), want, residual=stream.float(), weight_scale=scale
+        )
+        args = (x, weight, bias, stream)
+        run(device, lambda lane: linear(lane, *args, residual=stream, weight_scale=scale))
+        assert error(stream, want) < CHAINED
+
+
+def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
+    """The head's action rows: from the second on, in and out; and no bias."""
+    stream, weight = draw(41, 1536), draw(1024, 1536, scale=1 / 40)
+    gain, shift = 1.0 + draw(1536, dtype=F32, scale=0.3), draw(1536, dtype=F32)
+    out, want = empty(41, 1024), expected((40, 1024))
+    args = (stream[1:], gain, shift)
+    run(device, lambda lane: layer_norm_linear(lane, *args, weight, None, out[1:], eps=1e-6))
+    layer_norm_linear_ref(stream[1:].float(), gain, shift, weight.float(), None, want, eps=1e-6)
+    assert error(out[1:], want) < CHAINED
+    assert bool(out[0].isnan().all()), "a row that nobody may write"
+
+
+def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
+    """Kernels that start early see all that those in front have written: equal to one by one."""
+    weights = [
+        draw(*shape, scale=shape[1] ** -0.5)
+        for shape in [(4608, 1536), (1536, 1536), (6144, 1536), (1536, 6144)]
+    ]
+    biases = [draw(weight.shape[0], scale=0.1) for weight in weights]
+    gain, shift = 1.0 + draw(1536, dtype=F32, scale=0.1), draw(1536, dtype=F32, scale=0.1)
+    x, merged = draw(41, 1536), empty(41, 4608)
+    mixed, hidden = empty(41, 1536), empty(41, 6144)
+    cache, settings = draw(64, 2, 32, 48), {"head_dim": 48, "eps": 1e-5, "scale": 48**-0.5}
+    k, v = cache.unbind(1)
+    qkv, project, up, down = zip(weights, biases, strict=True)
+    ops: list[Callable[[Any], None]] = [
+        lambda lane: layer_norm_attention(
+            lane, x, gain, shift, *qkv, merged, None, None, mixed, **settings
+        ),
+        lambda lane: linear(lane, mixed, *project, x, residual=x),
+        lambda lane: layer_norm_linear(
+            lane, x, None, None, *up, hidden, eps=1e-5, activation="gelu_tanh"
+        ),
+        lambda lane: linear(lane, hidden, *down, x, residual=x),
+        lambda lane: layer_norm_attention(
+            lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **settings, kept=True
+        ),
+        lambda lane: linear(lane, mixed, *project, x, residual=x),
+    ]
+    start = x.clone()
+    for _ in range(4):
+        for op in ops:
+            run(device, op)
+            torch.cuda.synchronize()
+    alone = x.clone()
+    x.copy_(start)
+
+    def whole(lane: Any) -> None:
+        for _ in range(4):
+            for op in ops:
+                op(lane)
+
+    program = run(device, whole)
+    assert torch.equal(x, alone)
+    for _ in range(20):
+        x.copy_(start)
+        torch.cuda.synchronize()
+        device.replay(program)
+        torch.cuda.synchronize()
+        assert torch.equal(x, alone)
+
+
+def test_kernels_of_few_rows_are_all_tried() -> None:
+    """The shapes above reach every built kernel."""
+    tried = {(columns, depth) for columns, depth in NORMED + ADDED}
+    for plan in (*LINEAR_PLANS, *NORM_PLANS):
+        assert any(depth == plan.depth and columns % plan.rows == 0 for columns, depth in tried)

@@ -1,0 +1,158 @@
+"""A norm, its product and attention as one op: what it computes, and how it is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashrt_core.errors import ContractError
+from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
+from flashrt_core.kernels.layer_norm_attention import _SHARED, layer_norm_attention
+from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
+from test.kernels.signatures import OPS, CheckingLauncher, Lane
+
+from .helpers import DTYPES, F32, assert_rounded_once, layer, normal, run
+
+EPS = 1e-5
+
+
+def operands(rows: int, keys: int, heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    width, depth = heads * dim, 40
+    return (
+        normal(rows, depth, seed=1, dtype=dtype),
+        1 + normal(depth, seed=2, std=0.3),
+        normal(depth, seed=3),
+        normal(width, depth, seed=4, dtype=dtype, std=0.2),
+        normal(width, seed=5, dtype=dtype),
+        torch.empty(rows, width, dtype=dtype),
+        *normal(2, keys, heads, dim, seed=6, dtype=dtype),
+        torch.empty(rows, width, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [None, 3])
+def test_queries_attend(dtype: torch.dtype, length: int | None) -> None:
+    args = operands(5, 9, 2, 16, dtype)
+    x, gain, shift, weight, bias, q, k, v, out = args
+    mask: dict[str, Any] = {}
+    if length is not None:
+        mask = {"prefix_length": torch.tensor([length], dtype=torch.int32), "prefix_rows": 9}
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 0.25}
+    run(lambda lane: layer_norm_attention(lane, *args, **settings, **mask))
+    exact = layer(x.double(), EPS) * gain.double() + shift.double()
+    exact = exact @ weight.double().t() + bias.double()
+    assert_rounded_once(q, exact)
+    heads = q.double().view(5, 2, 16)
+    shown = slice(0, length)
+    scores = torch.einsum("mhd,nhd->hmn", heads, k[shown].double()) * 0.25
+    mixed = torch.einsum("hmn,nhd->mhd", torch.softmax(scores, -1), v[shown].double())
+    assert_rounded_once(out, mixed.reshape(5, 32))
+
+
+def test_arguments_are_checked() -> None:
+    args = list(operands(5, 9, 2, 16, F32))
+    lane = Lane(CheckingLauncher())
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 1.0}
+    length = torch.tensor([1], dtype=torch.int32)
+    for others, told in (
+        ({"prefix_length": length, "prefix_rows": 10}, "prefix_rows: expected 1..9, got 10"),
+        ({"head_dim": 5}, "head_dim: expected a divisor of 32, got 5"),
+    ):
+        with pytest.raises(ContractError, match=told):
+            layer_norm_attention(lane, *args, **(settings | others))
+    with pytest.raises(ContractError, match="'k' and 'v': expected both or none"):
+        layer_norm_attention(lane, *args[:7], None, args[8], **settings)
+    args[3] = args[3][:-1]
+    with pytest.raises(ContractError, match="weight"):
+        layer_norm_attention(lane, *args, **settings)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_attend_to_each_other(dtype: torch.dtype) -> None:
+    x, gain, shift, _weight, _bias, _q, _k, _v, out = operands(5, 9, 2, 16, dtype)
+    weight, bias = normal(96, 40, seed=7, dtype=dtype, std=0.2), normal(96, seed=8, dtype=dtype)
+    merged, apart = torch.empty(5, 96, dtype=dtype), torch.empty(5, 32, dtype=dtype)
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 0.25}
+    args = (x, gain, shift, weight, bias, merged, None, None, out)
+    run(lambda lane: layer_norm_attention(lane, *args, **settings))
+    q, k, v = merged.view(5, 3, 2, 16).unbind(1)
+    first = (weight[:32], bias[:32], torch.empty(5, 32, dtype=dtype))
+    run(lambda lane: layer_norm_attention(lane, x, gain, shift, *first, k, v, apart, **settings))
+    assert torch.equal(first[2], q.reshape(5, 32)) and torch.equal(out, apart)
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows", "kernels"),
+    [
+        (90, 41, ["layer_norm_attention_k1536_d48_bf16_sm90"]),
+        (90, 49, ["layer_norm_bf16", "attention_heads_d48_bf16"]),
+        (120, 41, ["layer_norm_bf16", "attention_heads_d48_bf16"]),
+    ],
+)
+def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[str]) -> None:
+    launcher = CheckingLauncher(architecture)
+    table = torch.empty(2, 1536)
+    k, v = bf16(24, 2, 32, 48).unbind(1)
+    layer_norm_attention(
+        Lane(launcher),
+        bf16(rows, 1536),
+        table[0],
+        table[1],
+        bf16(1536, 1536),
+        bf16(1536),
+        bf16(rows, 1536),
+        k,
+        v,
+        bf16(rows, 1536),
+        head_dim=48,
+        eps=EPS,
+        scale=1.0,
+    )
+    assert [launch.kernel for launch in launcher.launches] == kernels
+    if len(kernels) == 1:
+        (launch,) = launcher.launches
+        assert (launch.grid, launch.block, launch.cluster) == (128, 256, 4)
+        assert (
+            f"kSharedBytes == {launch.shared_bytes},"
+            in (OPS / "layer_norm_attention.cu").read_text()
+        )
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "clusters", "cluster"),
+    [(1024, 32, 32, 4), (1536, 48, 32, 4), (4608, 72, 64, 2), (6144, 96, 64, 2)],
+)
+def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
+    columns: int, rows: int, clusters: int, cluster: int
+) -> None:
+    launcher = CheckingLauncher()
+    x, out = bf16(41, 1536), bf16(41, columns)
+    layer_norm_linear(Lane(launcher), x, None, None, bf16(columns, 1536), None, out, eps=EPS)
+    (launch,) = launcher.launches
+    assert launch.kernel == f"layer_norm_linear_k1536_{rows}_bf16_sm90"
+    assert (launch.grid, launch.cluster) == (clusters * cluster, cluster)
+    # Those of two kernels in a row share a multiprocessor, which has 228 KiB.
+    assert 2 * (launch.shared_bytes + 1024) <= 228 * 1024
+
+
+def test_shared_memory_is_what_the_source_asserts() -> None:
+    source = (OPS / "layer_norm_attention.cu").read_text()
+    for shape, size in (("ContextAttention", _SHARED[""]), ("SelfAttention", _SHARED["_self"])):
+        assert f"{shape}::kSharedBytes == {size}," in source
+
+
+def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:
+    source = (OPS / "few_rows_linear.cu").read_text()
+    for plan in (*LINEAR_PLANS, *NORM_PLANS):
+        (shape,) = (
+            line.split(",")[1].strip() for line in source.splitlines() if f"({plan.kernel}," in line
+        )
+        assert f"{shape}::kSharedBytes == {plan.shared_bytes}," in source, plan.kernel

@@ -1,0 +1,53 @@
+"""What a decision launches on a GPU, without one: as the sources declare it, and how much."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashrt_core.policies.groot_n17 import POLICY
+from test.kernels.signatures import CheckingLauncher, Lane
+
+#: Kernels of a decision at 16 bits on the architecture that it was built for.
+MOST = 900
+
+
+def launched(
+    views: int, precision: str, architecture: int, preset: str = "base"
+) -> dict[str, CheckingLauncher]:
+    """What every stage launches; memory is set aside and never touched."""
+    sizes = {"vocab": 2000, "prompt_buckets": (32,)} if preset == "base" else {}
+    config = POLICY.config(preset, **sizes)
+    shapes = POLICY.shapes(config, views)
+    contract = POLICY.contract(config, shapes, POLICY.slots[:views], precision)
+    buffers = {
+        spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.value))
+        for spec in contract.buffers
+    }
+    found = {}
+    for stage in contract.stages:
+        found[stage.name] = CheckingLauncher(architecture)
+        POLICY.body(config, contract, stage.name, shapes[0])(Lane(found[stage.name]), buffers)
+    return found
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_kernels_of_a_decision(views: int) -> None:
+    stages = launched(views, "bf16", 90)
+    counts = {name: len(each.launches) + each.products for name, each in stages.items()}
+    assert sum(counts.values()) - counts["prompt"] <= MOST
+    # The head's products stream their weights once, none through the library.
+    assert stages["action"].products == 0
+    kernels = {launch.kernel for each in stages.values() for launch in each.launches}
+    assert "attention_rows_bf16" not in kernels
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision"), [(80, "bf16"), (90, "bf16"), (90, "fp8"), (120, "bf16")]
+)
+def test_every_op_has_a_launcher(architecture: int, precision: str) -> None:
+    stages = launched(2, precision, architecture)
+    assert all(each.launches for each in stages.values())
+    if precision == "fp8":
+        assert any("_fp8" in launch.kernel for launch in stages["context"].launches)
+        assert any("_i8" in launch.kernel for launch in stages["action"].launches)
