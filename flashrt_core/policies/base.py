@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..images import Frame
 from ..kernels.op import Lane
 from ..precision import Precision, Site
-from ..weights import TensorSource, TensorSpec
+from ..tensors import TensorSource, TensorSpec, WeightsPart
 from .measures import Measures
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +58,7 @@ class Deployment:
         state_dim, action_dim: numbers of the robot it was trained with; None where it does not say.
         details: whatever else the policy's processor needs of it.
         preset: whose sizes its tensors have; None where they are of none.
+        parts: files that the weights lie in, where it is not the folder's one file or list.
     """
 
     origin: str
@@ -67,6 +68,7 @@ class Deployment:
     action_dim: int | None = None
     details: Any = None
     preset: str | None = None
+    parts: tuple[WeightsPart, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ def tensors(config: LingbotConfig) -> dict[str, TensorSpec]:
 def _tensors(config: LingbotConfig) -> Iterator[tuple[str, TensorSpec]]:
     text, D = config.text, config.net.text
     inner = text.heads * text.head_dim
-    yield f"{ROOT}shared.weight", TensorSpec((text.vocab, D), std=1.0)
+    tied = (f"{ROOT}encoder.embed_tokens.weight",)
+    yield f"{ROOT}shared.weight", TensorSpec((text.vocab, D), std=1.0, aliases=tied)
     for layer in range(text.depth):
         name = f"{ROOT}encoder.block.{layer}.layer."
         for part in "qkv":

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...checkpoint import CheckpointWeights
+from ...checkpoint import PartedWeights
 from ...errors import OptionError
+from ...tensors import WeightsPart
 from ..pi05.tokenizer import Tokenizer
 from .config import LingbotConfig
 from .deployment import Details
 from .text import PromptRows, StandIn
-from .text_encoder import TextEncoder, tensors
+from .text_encoder import ROOT, TextEncoder, tensors
 
 Array = np.ndarray[Any, Any]
 _END = 1  # id of the end of text, in UMT5's vocabulary
@@ -24,8 +25,8 @@ _END = 1  # id of the end of text, in UMT5's vocabulary
 class EncodedRows:
     """Rows of the checkpoint's text encoder; its weights are read when a prompt is set."""
 
-    def __init__(self, config: LingbotConfig, folder: Path) -> None:
-        self._source = CheckpointWeights(folder, tensors(config))
+    def __init__(self, config: LingbotConfig, file: Path) -> None:
+        self._source = PartedWeights([WeightsPart(ROOT, file)], tensors(config))
         self._encoder = TextEncoder(config, self._source)
         self.digest = self._source.digest
 
