@@ -78,8 +78,7 @@ def linear_launch(
         return
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:
-        weight = expand_rows_launch(launcher, "linear", weight, weight_scale)
-        weight_scale = None
+        weight, weight_scale = expand_rows_launch(launcher, "linear", weight, weight_scale), None
     if weight_scale is None:
         require_bf16_rows("linear", x=x, weight=weight)
     else:

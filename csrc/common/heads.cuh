@@ -1,5 +1,6 @@
 // Attention of 16 rows of one head over its keys, by warps that each take tiles of 16 keys in turn, with
-// memory, copies and a softmax of their own, and join at the end (attention_heads.cu).
+// memory, copies and a softmax of their own, and join at the end (attention_heads.cu). Keys that some rows
+// of a tile see have weights of zero for the others: what they hold must be numbers.
 #pragma once
 
 #include "activation.cuh"

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .check import ArgCheck
+from .expand_rows import expand_rows_launch
 from .few_rows_linear import layer_norm_linear_few_rows
 from .launch import Launcher, require_bf16_rows
 from .layer_norm import layer_norm_launch
@@ -57,23 +58,21 @@ def layer_norm_linear_launch(
     ends: dict[str, Any] = {"eps": eps, "activation": activation, "weight_scale": weight_scale}
     if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends):
         return
-    if x_scale is not None or weight_scale is not None or out_scale is not None:
-        raise no_kernel(
-            "layer_norm_linear",
-            expected="bfloat16 operands, or int8 weights of 1536 columns and at most 44 rows",
-            got=f"{weight.dtype} {list(weight.shape)} and {x.shape[0]} rows",
-        )
+    if x_scale is not None:
+        raise no_kernel("layer_norm_linear", expected="bfloat16 rows", got="float8_e4m3fn ones")
+    if weight_scale is not None:
+        weight = expand_rows_launch(launcher, "layer_norm_linear", weight, weight_scale)
     require_bf16_rows("layer_norm_linear", weight=weight, bias=bias)
     (rows, width), columns = x.shape, weight.shape[0]
     scratch = launcher.workspace(rows * (width + columns))
     normal = scratch[: rows * width].view(rows, width)
     layer_norm_launch(launcher, x, gain, shift, normal, eps=eps)
-    if activation in ("none", "gelu_tanh"):
+    if activation in ("none", "gelu_tanh") and out_scale is None:
         launcher.matmul(normal, weight, bias, out, gelu=activation == "gelu_tanh")
         return
     product = scratch[rows * width :].view(rows, columns)
     launcher.matmul(normal, weight, None, product)
-    product_rows_launch(launcher, product, bias, out, activation=activation)
+    product_rows_launch(launcher, product, bias, out, activation=activation, out_scale=out_scale)
 
 
 def layer_norm_linear_operands(

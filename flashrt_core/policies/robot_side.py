@@ -83,7 +83,7 @@ class RobotSide:
     ) -> None:
         self.state_dim, self.action_dim = state_dim, action_dim
         self._width = width
-        self._statistics = statistics
+        self._action_stats = statistics
         self._state_needed = state_needed
         self.relative = self._mask(relative, bases)
         self._bases = list(self.relative if bases is None else bases)
@@ -92,7 +92,7 @@ class RobotSide:
     def action_identity(self) -> dict[str, str]:
         """What is done to actions, in words with a digest."""
         return {
-            "actions": normalised(self.action_dim, self._statistics),
+            "actions": normalised(self.action_dim, self._action_stats),
             "relative actions": ", ".join(map(str, self.relative)) or "none",
             **self._moved(),
         }
@@ -116,8 +116,8 @@ class RobotSide:
                 "raw actions", expected=f"[rows, {self._width}]", got=list(actions.shape)
             )
         own = actions[:, : self.action_dim]
-        if self._statistics is not None:
-            own = self._statistics.restore(own)
+        if self._action_stats is not None:
+            own = self._action_stats.restore(own)
         if self.relative:
             own = own.copy()
             own[:, list(self.relative)] += self._base(state).astype(own.dtype)
@@ -145,8 +145,8 @@ class RobotSide:
         own = actions.astype(np.float64)
         if self.relative:
             own[:, list(self.relative)] -= self._base(state)
-        if self._statistics is not None:
-            own = self._statistics.invert(own)
+        if self._action_stats is not None:
+            own = self._action_stats.invert(own)
         own[~(np.abs(own) <= _FURTHEST)] = np.nan
         raw = np.full((len(own), self._width), np.nan, np.float32)
         raw[:, : self.action_dim] = own

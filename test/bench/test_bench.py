@@ -123,10 +123,17 @@ def test_a_command_names_files_without_their_folders(
     assert command_line("flashrt") == f"flashrt bench {expected}"
 
 
-def test_no_peer_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "case", "extra"),
+    [("pi05", Case(2, 48, 10), "pi"), ("groot_n17", Case(2, 32, 40, 4), "groot")],
+)
+def test_no_peer_is_said_with_the_remedy(
+    policy: str, case: Case, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "lerobot", None)
-    options = BenchOptions(cases=(Case(2, 48, 10),), peer="lerobot")
-    with pytest.raises(DeviceError, match=r"\Apeer 'lerobot': .*pip install [^\n]*\Z"):
+    options = BenchOptions(policy=policy, cases=(case,), peer="lerobot")
+    said = rf"\Apeer 'lerobot': .*pip install 'lerobot\[{extra}\][^\n]*\Z"
+    with pytest.raises(DeviceError, match=said):
         run_bench(options, Console())
 
 

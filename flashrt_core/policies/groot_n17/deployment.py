@@ -17,8 +17,9 @@ from ...errors import OptionError, WeightsError
 from ...files import read_json
 from ..base import Deployment
 from ..json_fields import COUNT, FLAG, OBJECT, TEXT, field_of, read_object, shown
-from .config import BASE, PRESETS, SLOTS
+from .config import PRESETS, SLOTS
 from .embodiment import Embodiment, read_embodiment
+from .images import Shown, read_shown
 from .lerobot import read_lerobot
 from .weights import LEROBOT, ROOT, preset_of
 
@@ -45,14 +46,14 @@ class Details:
         embodiments: what is known of them, by name; empty where the network's range is the
             robot's unit.
         formal: whether instructions are cleaned.
-        framing: of pictures: edge, fraction, boxed; None of one as the configuration has it.
+        shown: what of a picture; None: as the configuration has it.
         tokenizer: a ``tokenizer.json`` in the folder.
         trained: weights of a file, not random ones: they know their own tokenizer.
     """
 
     embodiments: Mapping[str, Embodiment] = field(default_factory=dict)
     formal: bool = True
-    framing: tuple[int | None, float | None, bool] = (None, None, False)
+    shown: Shown | None = None
     tokenizer: Path | None = None
     trained: bool = False
 
@@ -160,29 +161,16 @@ def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) 
     }
     if not field_of(values, "use_albumentations", FLAG, place, False):
         overrides["numerics"] = "official,image_resize=bicubic"
-    target = values.get("image_target_size") or [BASE.image_size] * 2
-    overrides["image_size"] = int(target[0])
+    pictures = read_shown(values, place)
+    overrides["image_size"] = pictures.size
     details = Details(
         known,
         field_of(values, "formalize_language", FLAG, place, True),
-        framing_of(values, int(target[0])),
+        pictures,
         _tokenizer(folder),
         trained=True,
     )
     return deployed("official", overrides, details)
-
-
-def framing_of(values: Mapping[str, Any], target: int) -> tuple[int | None, float | None, bool]:
-    """Edge, fraction and box of the processor's settings."""
-    fraction, crop = values.get("crop_fraction"), values.get("image_crop_size")
-    if fraction is None and crop:
-        fraction = crop[0] / float(target)
-    edge = values.get("shortest_image_edge")
-    return (
-        None if edge is None else int(edge),
-        None if fraction is None else float(fraction),
-        bool(values.get("letter_box_transform", False)),
-    )
 
 
 def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
@@ -192,8 +180,8 @@ def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -
             expected="none: a LeRobot folder has its own",
             got=str(norm_stats),
         )
-    overrides, embodiment, formal, framing = read_lerobot(folder, config)
-    details = Details({embodiment.name: embodiment}, formal, framing, _tokenizer(folder), True)
+    overrides, embodiment, formal, pictures = read_lerobot(folder, config)
+    details = Details({embodiment.name: embodiment}, formal, pictures, _tokenizer(folder), True)
     return deployed("lerobot", overrides, details)
 
 

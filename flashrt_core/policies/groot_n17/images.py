@@ -5,16 +5,66 @@ Source: Isaac-GR00T's evaluation transforms (OpenCV, averages over areas) and Le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from ...errors import InputError, OptionError
+from ...errors import InputError, OptionError, WeightsError
+from ..json_fields import COUNT, FLAG, NUMBERS, field_of, shown
 
 Array = np.ndarray[Any, Any]
+#: Sides of the picture and of its middle that the released network was trained with.
+_SIZE, _CROP = 256, 230
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What of a picture a checkpoint's processor shows.
+
+    Attributes:
+        size: side of the square, pixels.
+        edge: side that a picture is brought to before it is cropped, pixels.
+        fraction: of its sides that are kept; 1 keeps all.
+        boxed: whether black makes it a square first.
+    """
+
+    size: int
+    edge: int
+    fraction: float
+    boxed: bool
+
+
+def read_shown(values: Mapping[str, Any], where: Path) -> Shown:
+    """The settings of a processor; without a size those that the network was made for.
+
+    WeightsError on what is none.
+    """
+    sides = {}
+    for name in ("image_target_size", "image_crop_size"):
+        pair = values.get(name)
+        if pair is not None and not (NUMBERS.fits(pair) and len(pair) == 2 and pair[0] == pair[1]):
+            raise WeightsError(
+                f"{name} in {str(where)!r}", expected="two equal whole numbers", got=shown(pair)
+            )
+        sides[name] = None if pair is None else int(pair[0])
+    size, crop = sides["image_target_size"], sides["image_crop_size"]
+    if size is None:
+        size, crop = _SIZE, _CROP
+    edge = field_of(values, "shortest_image_edge", COUNT, where, None, optional=True)
+    fraction = values.get("crop_fraction")
+    if fraction is None:
+        fraction = 1.0 if crop is None else crop / size
+    if not NUMBERS.fits([fraction]) or not 0.0 < fraction <= 1.0:
+        raise WeightsError(
+            f"crop_fraction in {str(where)!r}", expected="a number in (0, 1]", got=shown(fraction)
+        )
+    boxed = field_of(values, "letter_box_transform", FLAG, where, False, optional=True)
+    return Shown(size, edge or size, float(fraction), boxed)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ...checkpoint import read_arrays
 from ...errors import WeightsError
 from ..json_fields import COUNT, FLAG, OBJECT, OBJECTS, TEXT, field_of, read_object, shown
 from .embodiment import Embodiment, Ranges, read_embodiment
+from .images import Shown, read_shown
 
 FILES = ("policy_preprocessor.json", "policy_postprocessor.json")
 _PACK, _ENCODE = "groot_n1_7_pack_inputs_v1", "groot_n1_7_vlm_encode_v1"
@@ -22,8 +23,9 @@ _KNOWN = ("rename_observations_processor", "to_batch_processor", "device_process
 
 def read_lerobot(
     folder: Path, config: Mapping[str, Any]
-) -> tuple[dict[str, Any], Embodiment, bool, tuple[int | None, float | None, bool]]:
-    """Overrides of the configuration, the embodiment, whether instructions are cleaned, framing.
+) -> tuple[dict[str, Any], Embodiment, bool, Shown]:
+    """Overrides of the configuration, the embodiment, whether instructions are cleaned, and
+    what is shown of a picture.
 
     Args:
         folder: of the policy.
@@ -43,8 +45,8 @@ def read_lerobot(
         overrides["numerics"] = "lerobot,image_resize=area"
     if config.get("use_bf16") or config.get("model_dtype") == "bfloat16":
         overrides["numerics"] = overrides["numerics"].replace("lerobot", "lerobot_bf16", 1)
-    target = encode.get("image_target_size") or [256, 256]
-    overrides["image_size"] = int(target[0])
+    pictures = read_shown(encode, folder / FILES[0])
+    overrides["image_size"] = pictures.size
     tag = field_of(pack, "embodiment_tag", TEXT, FILES[0])
     mapping = field_of(pack, "embodiment_mapping", OBJECT, FILES[0])
     cameras = tuple(
@@ -59,14 +61,7 @@ def read_lerobot(
         else steps.flat(tag, mapping.get(tag, 0), pack, cameras)
     )
     formal = field_of(pack, "formalize_language", FLAG, FILES[0], True)
-    return overrides, embodiment, formal, _framing(encode, int(target[0]))
-
-
-def _framing(encode: Mapping[str, Any], target: int) -> tuple[int | None, float | None, bool]:
-    fraction, crop = encode.get("crop_fraction"), encode.get("image_crop_size")
-    if fraction is None and crop:
-        fraction = crop[0] / float(target)
-    return encode.get("shortest_image_edge"), fraction, bool(encode.get("letter_box_transform"))
+    return overrides, embodiment, formal, pictures
 
 
 class _Steps:

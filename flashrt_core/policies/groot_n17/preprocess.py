@@ -28,7 +28,7 @@ from ..windows import STATE, image_input
 from .config import SLOTS, GrootConfig
 from .deployment import Details, read_deployment
 from .embodiment import Embodiment
-from .images import Framing
+from .images import Framing, Shown
 from .prompt import PromptEncoder
 from .tokenizer import Tokenizer
 
@@ -80,14 +80,10 @@ class GrootProcessor(RobotSide):
             state_needed=True,
         )
         self._rows = own.rows
-        edge, fraction, boxed = details.framing
         size = config.image_size
+        shown = details.shown or Shown(size, size, config.crop / 1000, boxed=False)
         self._framing = Framing(
-            size,
-            edge or size,
-            config.crop / 1000 if fraction is None else fraction,
-            boxed,
-            config.numerics.image_resize,
+            size, shown.edge, shown.fraction, shown.boxed, config.numerics.image_resize
         )
         self.identity: Mapping[str, str] = {
             "state": normalised(state_dim, self._states),

@@ -269,6 +269,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "'arm' of embodiment 'single_arm': expected joints, .*not supported",
     ),
     ({"statistics": {ROBOT: {**STATISTICS, "state": {}}}}, "arm in .statistics of .*no such key"),
+    ({"processor": {"image_target_size": [64, 32]}}, "image_target_size in .*two equal .*64, 32"),
+    ({"processor": {"crop_fraction": 2}}, "crop_fraction in .*: expected a number in .*got 2"),
+    ({"processor": {"shortest_image_edge": "big"}}, "shortest_image_edge in .*: expected a whole"),
     ({"embodiment_id": {ROBOT: "two"}}, "slot of embodiment 'single_arm': expected a whole"),
 ]
 

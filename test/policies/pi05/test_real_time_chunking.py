@@ -162,12 +162,8 @@ def test_actions_of_another_robot_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"actions: expected \[rows, 3\], got \[2, 4\]"):
         subject.encode_actions(np.zeros((2, 4)), np.zeros(3))
     with pytest.raises(InputError, match="state: expected 3 numbers: actions add to it, got none"):
-        replace_state_in_prompt(subject).encode_actions(np.zeros((2, 3)), None)
-
-
-def replace_state_in_prompt(subject: Pi05Processor) -> Pi05Processor:
-    subject._config = replace(subject._config, state_in_prompt=False)
-    return subject
+        subject._state_needed = False  # by the prompt; relative actions need it all the same
+        subject.encode_actions(np.zeros((2, 3)), None)
 
 
 # ---- sessions -----------------------------------------------------------------------------------
