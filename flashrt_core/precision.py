@@ -61,6 +61,8 @@ class Site:
         source: scratch buffer that holds its input; empty where an op makes the input itself.
         rows: int32 buffer that says how many of the input's rows count; empty: all.
         formats: low-bit formats that it may have.
+        shared: static buffer of the same weights that other products read, too, in the plan's base;
+            where the site has the base, it does without one of its own. Empty: none.
         rows_scaled: whoever multiplies two E4M3 operands can multiply by a scale for each row of
             the weight. A library product cannot, not at its full speed.
     """
@@ -70,6 +72,7 @@ class Site:
     rows: str = ""
     formats: tuple[Format, ...] = (Format.FP8, Format.W8A16, Format.I8A16)
     rows_scaled: bool = True
+    shared: str = ""
 
     @property
     def weight_scale(self) -> str:

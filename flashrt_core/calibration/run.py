@@ -60,6 +60,7 @@ def calibrate(
         digests = []
         for count, sample in enumerate(samples(session.processor), 1):
             session.set_prompt(sample[0])
+            session.restart()
             session.decide(sample[1])
             digests.append(digest_of(sample))
             if decided is not None:

@@ -9,9 +9,10 @@ from math import prod
 
 from ...contract import BufferSpec, DType, Role
 from ...precision import Precision
+from ..plan_buffers import scratch
 from .config import LingbotConfig
 from .encoder_layout import convs, groups, kept_numbers, most_numbers
-from .sites import own_weights
+from .sites import SITES, own_weights
 
 _F32, _I32 = DType.F32, DType.I32
 #: Flat buffers of a group of cameras that activations of the video encoder take turns in.
@@ -134,35 +135,36 @@ def state_buffers(config: LingbotConfig, dtype: DType, views: int) -> Iterator[B
     yield state("prompt_bias", 2 * config.max_prompt_tokens, dtype=_F32)
 
 
-def scratch_buffers(config: LingbotConfig, dtype: DType, views: int) -> Iterator[BufferSpec]:
-    """Activations."""
+def scratch_buffers(config: LingbotConfig, plan: Precision, views: int) -> Iterator[BufferSpec]:
+    """Activations. One that products read has a buffer for every format that they read it in."""
+    dtype, into = plan.wide, partial(scratch, plan, SITES)
 
-    def scratch(name: str, *shape: int, dtype: DType = dtype) -> BufferSpec:
+    def single(name: str, *shape: int, dtype: DType = dtype) -> BufferSpec:
         return BufferSpec(name, shape, dtype, Role.SCRATCH)
 
     net, D = config.net, config.net.width
     video, width = config.video_tokens(views), config.token_width
     rows = 2 * max(video, config.horizon)
-    yield scratch("net_x", rows, D)
-    yield scratch("net_normal", rows, D)
-    yield scratch("net_qkv", rows, 3 * D)
-    yield scratch("net_q", rows, D)
-    yield scratch("net_mixed", rows, D)
-    yield scratch("net_hidden", rows, net.ffn)
-    yield scratch("net_rope", rows, net.head_dim, dtype=_F32)
-    yield scratch("net_rows", rows, dtype=_I32)
-    yield scratch("net_bias", 2 * config.capacity(views), dtype=_F32)
-    yield scratch("net_velocity", 2 * video, width, dtype=_F32)
-    yield scratch("net_video", video, width, dtype=_F32)
+    yield single("net_x", rows, D)
+    yield from into("net_normal", rows, D)
+    yield single("net_qkv", rows, 3 * D)
+    yield single("net_q", rows, D)
+    yield from into("net_mixed", rows, D)
+    yield from into("net_hidden", rows, net.ffn)
+    yield single("net_rope", rows, net.head_dim, dtype=_F32)
+    yield single("net_rows", rows, dtype=_I32)
+    yield single("net_bias", 2 * config.capacity(views), dtype=_F32)
+    yield single("net_velocity", 2 * video, width, dtype=_F32)
+    yield single("net_video", video, width, dtype=_F32)
     for index, group in enumerate(groups(config, views)):
         for flat in range(FLATS):
-            yield scratch(f"vae_{index}_{flat}", most_numbers(config, group))
+            yield single(f"vae_{index}_{flat}", most_numbers(config, group))
         cells = (group.height // 8, group.width // 8)
         latent = (group.views, config.frames, *cells, config.vae.latent)
-        yield scratch(f"vae_{index}_latent", prod(latent), dtype=_F32)
-    yield scratch("vae_tokens", video, width, dtype=_F32)
+        yield single(f"vae_{index}_latent", prod(latent), dtype=_F32)
+    yield single("vae_tokens", video, width, dtype=_F32)
     prompt = 2 * config.max_prompt_tokens
-    yield scratch("text_rows", prompt, net.text)
-    yield scratch("text_hidden", prompt, D)
-    yield scratch("text_x", prompt, D)
-    yield scratch("text_kv", prompt, 2 * D)
+    yield single("text_rows", prompt, net.text)
+    yield single("text_hidden", prompt, D)
+    yield single("text_x", prompt, D)
+    yield single("text_kv", prompt, 2 * D)

@@ -70,7 +70,7 @@ def make_contract(
     plan = make_precision(precision)
     _check_fit(config, shapes, views)
     count = len(views)
-    activations = tuple(scratch_buffers(config, plan.wide, count))
+    activations = tuple(scratch_buffers(config, plan, count))
     buffers = (
         *quantised(static_buffers(config, plan, count), plan, SITES),
         *_windows(config, views),

@@ -19,6 +19,7 @@ from ...kernels.op import Lane
 from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.take_rows import take_rows
+from ..dense import Dense
 from .config import LingbotConfig
 from .sites import dense
 
@@ -121,7 +122,7 @@ class Net:
         """q|k|v of all rows; keys and values to their rows of the pool."""
         b, config = self._buffers, self._config
         for part, norm in parts:
-            self._normal_product("qkv", block, group, part, norm[:3], b["net_qkv"])
+            self._product_of("qkv", block, group, part, (norm[GAIN], norm[SHIFT]), b["net_qkv"])
         rows = self._prompts * self._tokens[stream]
         keys, values = (b["pool"][block, index].flatten(0, 1) for index in range(2))
         qkv_rope_kv(
@@ -143,7 +144,8 @@ class Net:
     ) -> None:
         pool, keys = self._buffers["pool"][block], self._prompts * self._capacity
         found = (pool[0].flatten(0, 1)[:keys], pool[1].flatten(0, 1)[:keys])
-        self._attend(stream, *found, self._buffers["net_bias"][:keys])
+        mixed = dense(self._buffers, group, "out", block)
+        self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed)
         for part, norm in parts:
             self._gated("out", block, group, part, norm[GATE])
 
@@ -156,13 +158,13 @@ class Net:
         rms_norm(self._lane, q, gain, q, eps=self._config.eps)
         keys = self._prompts * self._keys
         found = (b["prompt_k"][block, :keys], b["prompt_v"][block, :keys])
-        self._attend(stream, *found, b["prompt_bias"][:keys])
         out, x = dense(b, group, "text_out", block), b["net_x"][:rows]
+        self._attend(stream, *found, b["prompt_bias"][:keys], out)
         bias = b["net.text_out_bias"][block]
         linear(self._lane, out.source[:rows], out.weight, bias, x, residual=x, **out.scales)
 
-    def _attend(self, stream: str, keys: Tensor, values: Tensor, bias: Tensor) -> None:
-        """Each prompt's rows over its own keys."""
+    def _attend(self, stream: str, keys: Tensor, values: Tensor, bias: Tensor, into: Dense) -> None:
+        """Each prompt's rows over its own keys; to the input of a product."""
         net, rows = self._config.net, self._prompts * self._tokens[stream]
         each = (-1, net.heads, net.head_dim)
         attention(
@@ -170,22 +172,20 @@ class Net:
             self._buffers["net_q"][:rows].view(each),
             keys.view(each),
             values.view(each),
-            self._buffers["net_mixed"][:rows],
+            into.source[:rows],
             scale=net.head_dim**-0.5,
             segments=self._prompts,
             key_bias=bias,
+            out_scale=into.x_scale,
         )
 
     def _feed_forward(self, block: int, group: str, parts: list[tuple[slice, Tensor]]) -> None:
-        hidden = self._buffers["net_hidden"]
+        second = dense(self._buffers, group, "fc2", block)
         for part, norm in parts:
-            self._normal_product("fc1", block, group, part, norm[3:], hidden)
+            gain, shift = norm[3 + GAIN], norm[3 + SHIFT]
+            into = (second.source, second.x_scale)
+            self._product_of("fc1", block, group, part, (gain, shift), *into)
             self._gated("fc2", block, group, part, norm[3 + GATE])
-
-    def _normal_product(
-        self, name: str, block: int, group: str, part: slice, norm: Tensor, out: Tensor
-    ) -> None:
-        self._product_of(name, block, group, part, (norm[GAIN], norm[SHIFT]), out)
 
     def _product_of(
         self,
@@ -195,6 +195,7 @@ class Net:
         part: slice,
         norm: tuple[Tensor, Tensor],
         out: Tensor,
+        out_scale: Tensor | None = None,
     ) -> None:
         """out = act(norm(x) W^T + b) of some rows; where they are few, as one op."""
         b, site = self._buffers, dense(self._buffers, group, name, block)
@@ -209,6 +210,7 @@ class Net:
                 out[part],
                 eps=eps,
                 activation="gelu_tanh" if name == "fc1" else "none",
+                out_scale=out_scale,
                 **site.scales,
             )
             return
@@ -221,6 +223,7 @@ class Net:
             bias,
             out[part],
             activation="gelu_tanh" if name == "fc1" else "none",
+            out_scale=out_scale,
             **site.scales,
         )
 

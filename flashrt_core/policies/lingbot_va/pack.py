@@ -185,9 +185,10 @@ def _pack_block(config: LingbotConfig, source: TensorSource, buffers: Buffers, b
 def _put(buffers: Buffers, part: str, kind: str, block: int, tensor: Tensor) -> None:
     """A product's tensor, into the weights of every pass and into those of sites with their own."""
     fill(buffers, f"net.{part}_{kind}", tensor, block)
-    own = f"step.{part}_{kind}"
-    if own in buffers:
-        fill(buffers, own, tensor, block, importance=_importance(buffers, part, block))
+    for group in ("video", "step"):
+        own = f"{group}.{part}_{kind}"
+        if own in buffers:
+            fill(buffers, own, tensor, block, importance=_importance(buffers, part, block))
 
 
 def _importance(buffers: Buffers, part: str, block: int) -> Tensor | None:

@@ -52,14 +52,15 @@ class LingbotQualifier:
         config = self._config
         chunk = self._decide(values, noise)
         first = to_tokens(chunk.latents[:, :1]).cpu().numpy()
-        columns = list(config.channels)
-        expected = chunk.actions.cpu().numpy()[config.frame_rows :, columns]
-        found = actions[config.frame_rows :, columns]
+        unused = [c for c in range(config.action_dim) if c not in config.channels]
+        found = actions[config.frame_rows :].copy()
+        found[:, unused] = 0.0
+        expected = chunk.actions.cpu().numpy()[config.frame_rows :]
         video = to_tokens(chunk.latents).cpu().numpy()
         return [
             Product("commit", "first frame", read("first"), first),
             Product("video", "latents", read("net_video"), video),
-            Product("decision", "actions", np.ascontiguousarray(found), expected),
+            Product("decision", "actions", found, expected),
         ]
 
     def _decide(self, values: Mapping[str, Array], noise: Mapping[str, Array]) -> Chunk:

@@ -27,13 +27,30 @@ PARTS: Mapping[str, str] = {
 }
 
 _WEIGHTS_ONLY = (Format.W4A16, Format.W8A16, Format.I8A16)
+#: Parts whose op multiplies by a gate behind the product, row by row of the weight anyhow.
+_GATED = ("out", "fc2")
 
 SITES: Mapping[str, Site] = {
     **{
-        f"step.{part}": Site(f"step.{part}_weight", source, formats=_WEIGHTS_ONLY)
+        f"video.{part}": Site(
+            f"video.{part}_weight",
+            source,
+            formats=(Format.FP8,),
+            rows_scaled=part in _GATED,
+            shared=f"net.{part}_weight",
+        )
+        for part, source in PARTS.items()
+    },
+    **{
+        f"step.{part}": Site(
+            f"step.{part}_weight", source, formats=_WEIGHTS_ONLY, shared=f"net.{part}_weight"
+        )
         for part, source in PARTS.items()
     },
 }
+
+# Left at 16 bits: what self-attention ends in, and the hidden units of the feed-forward block.
+_VIDEO = {f"video.{part}": "fp8" for part in ("qkv", "text_q", "text_out", "fc2")}
 
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
@@ -41,6 +58,8 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"base": "bf16"},
     # Steps of few rows take as long as their weights' bytes.
     "int4": {"base": "bf16", "sites": {"step.*": "w4a16"}},
+    "fp8": {"base": "bf16", "sites": _VIDEO},
+    "fp8_int4": {"base": "bf16", "sites": {**_VIDEO, "step.*": "w4a16"}},
 }
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from flashrt_core.calibration.run import calibrate
 from flashrt_core.errors import OptionError
+from flashrt_core.fidelity.qualification import gates_for, qualify
+from flashrt_core.load import LoadOptions, calibration_of, load, precision_of, qualifier
+from flashrt_core.observations import made_up_observations
 from flashrt_core.policies.lingbot_va import POLICY
 from flashrt_core.precision import Format
 from test.parity import lingbot as parity
@@ -78,3 +85,38 @@ def test_what_a_plan_may_give() -> None:
     assert POLICY.precision("int4").sites["step.fc1"] is Format.W4A16
     with pytest.raises(OptionError, match="one of"):
         POLICY.precision("int2")
+
+
+OPTIONS = LoadOptions(policy="lingbot_va", steps=2, extra={"action_steps": 2}, threads=1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8", "fp8_int4"])
+def test_plans_against_the_reference(precision: str, tmp_path: Path) -> None:
+    """Each plan's first decisions of episodes; scales of fp8 products from other observations."""
+    options = replace(OPTIONS, precision=precision)
+    if precision.startswith("fp8"):
+        scales = tmp_path / "scales.json"
+        options = replace(options, calibration=scales)
+        calibrate(
+            options,
+            lambda p: made_up_observations(p.views, p.state_dim, 2, seed=1),
+            origin="made up",
+        ).write(scales)
+    session = load(options)
+    tier = precision_of(options).tier
+    gates = gates_for(tier, min_cosine=0.9, mean_cosine=0.95, max_error=9.0, max_stage_error=0.5)
+    report = qualify(
+        session,
+        qualifier(options),
+        gates if tier in ("fp8", "int4") else gates_for(tier),
+        made_up_observations(session.processor.views, 7, 2, seed=2),
+        noises=2,
+        calibration=calibration_of(options, session),
+    )
+    assert report.passed, report.gates
+    assert list(report.stages) == ["commit: first frame", "video: latents", "decision: actions"]
+    errors = [each.relative for each in report.stages.values()]
+    if precision == "fp8":
+        # The first frame is no product of a site; the video is made of some.
+        assert errors[0] < 0.02 < errors[1] < 0.4
+    session.engine.close()
