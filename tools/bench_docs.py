@@ -80,7 +80,27 @@ def headline(result: Result) -> str:
 
 
 def results(result: Result) -> str:
-    """Origin, command, and a line a case."""
+    """Origin, command, figure, and a line a case."""
+    figure = "![One decision on the GPU, by case](benchmarks.png)\n\n"
+    return record(result, figure, "expert layer, µs", _name)
+
+
+def second_policy(result: Result) -> str:
+    """The same without a figure, for a policy whose plans stand in one file."""
+    return record(
+        result, "", "block of a step, µs", lambda case: f"{_name(case)} {case['precision']}"
+    )
+
+
+def record(result: Result, figure: str, layer: str, name: Callable[[Result], str]) -> str:
+    """Origin, command, and a line a case.
+
+    Args:
+        result: of ``flashrt bench``.
+        figure: stands in front of the table.
+        layer: what the column of a layer's time is called.
+        name: of a line.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     clocks = ", ".join(f"{name} {value}" for name, value in result["clocks"].items())
     head = (
@@ -94,13 +114,13 @@ def results(result: Result) -> str:
         "call p50 / p95 / p99, ms",
         *result["cases"][0]["stage_ms"],
         "kernels",
-        "expert layer, µs",
+        layer,
         "of the roofline",
         *(f"LeRobot, {_SHORT[path]}" for path in paths),
     ]
     rows = [
         [
-            _name(case),
+            name(case),
             _three(case["replay_ms"]),
             _three(case["call_ms"]),
             *(f"{value:.2f}" for value in case["stage_ms"].values()),
@@ -113,8 +133,7 @@ def results(result: Result) -> str:
     ]
     notes = "".join(f"{wrap([note])}\n\n" for note in result.get("notes", ()))
     return (
-        f"{wrap([head])}\n\n```\n{result['command']}\n```\n\n{notes}"
-        f"![One decision on the GPU, by case](benchmarks.png)\n\n{table(columns, rows)}"
+        f"{wrap([head])}\n\n```\n{result['command']}\n```\n\n{notes}{figure}{table(columns, rows)}"
     )
 
 
@@ -297,6 +316,9 @@ BLOCKS = {
     "eval_node": Block("../cpu/eval_tabletop_node.json", looped),
     "eval_delay": Block("../cpu/eval_tabletop_node_150ms.json", looped),
     "endurance": Block("pi05_soak.json", endurance, "## Endurance"),
+    "groot": Block("groot_n17_bf16.json", second_policy, "## GR00T N1.7"),
+    "groot_low_bit": Block("groot_n17_fp8.json", second_policy, "### 8 bits"),
+    "groot_capsules": Block("groot_n17_capsule.json", capsules, "### Capsules"),
 }
 
 

@@ -29,6 +29,10 @@ COMMANDS = {
     "eval_tabletop_node.json": "flashrt eval tabletop --ros --episodes 50",
     "eval_tabletop_node_150ms.json": "flashrt eval tabletop --ros --episodes 50 --added-delay 150"
     " --strategy replace,temporal_ensemble,real_time_chunking",
+    "groot_n17_bf16.json": "flashrt bench groot_n17 --trace --overlap both --peer lerobot",
+    "groot_n17_capsule.json": "flashrt bench capsule groot_n17",
+    "groot_n17_fp8.json": "flashrt bench groot_n17 --trace --precision fp8,bf16"
+    " --fidelity qualified.json",
     "node_pi05.json": "flashrt bench node --seconds 600",
     "pi05_bf16.json": "flashrt bench pi05 --trace --overlap both",
     "pi05_capsule.json": "flashrt bench capsule",
