@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import OptionError
 from ..overrides import Check, buckets, overridden, positive, require_rules, whole_list
 
 #: Camera names that a plan may use, in the order of their places on the latent grid. The network
@@ -258,14 +259,21 @@ def make_config(preset: str, **overrides: Any) -> LingbotConfig:
     Args:
         preset: "base" or "tiny".
         overrides: field names of :class:`LingbotConfig`; those of a part with its name in front
-            (``net_depth=2``, ``vae_base=16``).
+            (``net_depth=2``, ``vae_base=16``). ``horizon`` may say what follows of them.
 
     Raises:
         OptionError: unknown preset or name, a value of the wrong type or out of range, or sizes
             that do not fit together.
     """
+    horizon = overrides.pop("horizon", None)
     config: LingbotConfig = overridden("lingbot_va", preset, PRESETS, overrides, _CHECKS, _LIMITS)
     _check_together(config)
+    if horizon not in (None, config.horizon):
+        raise OptionError(
+            "override 'horizon' of policy 'lingbot_va'",
+            expected=f"{config.horizon}, frames x frame_rows",
+            got=horizon,
+        )
     return config
 
 
