@@ -34,6 +34,7 @@ from result_files import (  # noqa: E402
     read_result,
     told,
 )
+from result_lines import PATHS, name_of, record, three  # noqa: E402
 from toolbox import Parser, ToolError, run  # noqa: E402
 
 from flashrt_core.bench.report import CAPSULE_ROWS, draw  # noqa: E402
@@ -69,7 +70,7 @@ def headline(result: Result) -> str:
     peers = {row["path"]: row for row in light.get("peers", ())}
     times = [
         f"{row['ms']['p50']:.0f} ms {words} ({row['ratio_to_call']:.1f} times the call)"
-        for path, words in _PATHS.items()
+        for path, words in PATHS.items()
         if (row := peers.get(path))
     ]
     if times:
@@ -82,58 +83,13 @@ def headline(result: Result) -> str:
 def results(result: Result) -> str:
     """Origin, command, figure, and a line a case."""
     figure = "![One decision on the GPU, by case](benchmarks.png)\n\n"
-    return record(result, figure, "expert layer, µs", _name)
+    return record(result, figure, "expert layer, µs", name_of)
 
 
 def second_policy(result: Result) -> str:
     """The same without a figure, for a policy whose plans stand in one file."""
     return record(
-        result, "", "block of a step, µs", lambda case: f"{_name(case)} {case['precision']}"
-    )
-
-
-def record(result: Result, figure: str, layer: str, name: Callable[[Result], str]) -> str:
-    """Origin, command, and a line a case.
-
-    Args:
-        result: of ``flashrt bench``.
-        figure: stands in front of the table.
-        layer: what the column of a layer's time is called.
-        name: of a line.
-    """
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    clocks = ", ".join(f"{name} {value}" for name, value in result["clocks"].items())
-    head = (
-        f"{result['gpu']}, driver {result['driver']}; {clocks}; {versions}; commit "
-        f"{result['commit']}, kernels {result['kernel_library']}."
-    )
-    paths = [path for path in _PATHS if any(_peer(case, path) for case in result["cases"])]
-    columns = [
-        "views x tokens x horizon",
-        "replay p50 / p95 / p99, ms",
-        "call p50 / p95 / p99, ms",
-        *result["cases"][0]["stage_ms"],
-        "kernels",
-        layer,
-        "of the roofline",
-        *(f"LeRobot, {_SHORT[path]}" for path in paths),
-    ]
-    rows = [
-        [
-            name(case),
-            _three(case["replay_ms"]),
-            _three(case["call_ms"]),
-            *(f"{value:.2f}" for value in case["stage_ms"].values()),
-            f"{case['kernels']:,}",
-            f"{case['expert_layer_us']:.1f}",
-            f"{case['share_of_roofline']:.0%}" if case["share_of_roofline"] else "",
-            *(_peer(case, path) for path in paths),
-        ]
-        for case in result["cases"]
-    ]
-    notes = "".join(f"{wrap([note])}\n\n" for note in result.get("notes", ()))
-    return (
-        f"{wrap([head])}\n\n```\n{result['command']}\n```\n\n{notes}{figure}{table(columns, rows)}"
+        result, "", "block of a step, µs", lambda case: f"{name_of(case)} {case['precision']}"
     )
 
 
@@ -145,7 +101,7 @@ def overlap(result: Result) -> str:
     ways = list(dict.fromkeys(way for case in cases for way in case["other_overlaps"]))
     rows = [
         [
-            _name(case),
+            name_of(case),
             _replay_and_action(case),
             *(_replay_and_action(case["other_overlaps"].get(way)) for way in ways),
         ]
@@ -193,9 +149,9 @@ def low_bit(result: Result) -> str:
         cosines = f"{found['cosine_mean']:.5f} / {found['cosine_min_row']:.5f}" if found else ""
         rows.append(
             [
-                _name(case),
+                name_of(case),
                 case["precision"],
-                _three(case["replay_ms"]),
+                three(case["replay_ms"]),
                 f"{case['call_ms']['p50']:.2f}",
                 *(f"{value:.2f}" for value in case["stage_ms"].values()),
                 f"{case['kernels']:,}",
@@ -233,7 +189,7 @@ def capsules(result: Result) -> str:
         f"p50 / p95 on an {result['gpu']}; commit {result['commit']}, kernels",
         f"{result['kernel_library']}, `{result['command']}`.",
     ]
-    return f"{wrap(text)}\n\n{table(['', *(_name(case) for case in cases)], rows)}"
+    return f"{wrap(text)}\n\n{table(['', *(name_of(case) for case in cases)], rows)}"
 
 
 def endurance(result: Result) -> str:
@@ -259,7 +215,7 @@ def layers(result: Result) -> str:
     parts = [
         wrap(
             [
-                f"From the trace of {_name(case)} (views x prompt tokens x horizon) on an",
+                f"From the trace of {name_of(case)} (views x prompt tokens x horizon) on an",
                 f"{result['gpu']}, medians over all layers and steps; commit",
                 f"{result['commit']}. A dot is a kernel that is resident and waits for the one in",
                 "front (overlap), `#` the time from the end of the one in front to its own end.",
@@ -277,10 +233,6 @@ def layers(result: Result) -> str:
         head = f"One {title}: {layer['layer_us']:.1f} µs, {len(layer['kernels'])} launches."
         parts.append(f"{head}\n\n```\n{draw_layer(layer)}\n```")
     return "\n\n".join(parts) + "\n"
-
-
-_PATHS = {"compiled_graph": "compiled and in one CUDA graph", "eager": "as it comes"}
-_SHORT = {"compiled_graph": "graph", "eager": "eager"}
 
 
 @dataclass(frozen=True)
@@ -353,25 +305,10 @@ def _case(result: Result, shape: tuple[int, int, int]) -> Result:
     raise MissingError("case {} x {} x {}".format(*shape))
 
 
-def _name(case: Result) -> str:
-    return f"{case['views']} x {case['prompt_tokens']} x {case['horizon']}"
-
-
-def _three(times: dict[str, float]) -> str:
-    return " / ".join(f"{times[name]:.2f}" for name in ("p50", "p95", "p99"))
-
-
 def _replay_and_action(times: Result | None) -> str:
     if times is None:
         return ""
     return f"{times['replay_ms']['p50']:.2f} / {times['stage_ms']['action']:.2f}"
-
-
-def _peer(case: Result, path: str) -> str:
-    for row in case.get("peers", ()):
-        if row["path"] == path:
-            return f"{row['ms']['p50']:.1f} ms, {row['ratio_to_replay']:.1f} x"
-    return ""
 
 
 def main() -> int:

@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 namespace flashrt {
 
 // Two neighbours of a head and their partners half a head further.
-struct Quad {
+struct HeadPairs {
   float2 low, high;
 };
 
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if (head >= q_heads + 2 * kv_heads) return;  // a block's other warps do not wait for this one
   const bool turned = head < q_heads + kv_heads;
   const float* norm = head < q_heads ? q_norm : k_norm;
-  Quad gain[kTurns] = {}, value[kTurns] = {};
+  HeadPairs gain[kTurns] = {}, value[kTurns] = {};
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     const int column = i * 64 + lane * 2;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (column < half) {
       value[i].low = unpack2(*reinterpret_cast<const uint32_t*>(source + column));
       value[i].high = unpack2(*reinterpret_cast<const uint32_t*>(source + half + column));
-      const Quad& w = value[i];
+      const HeadPairs& w = value[i];
       squares += w.low.x * w.low.x + w.low.y * w.low.y + w.high.x * w.high.x + w.high.y * w.high.y;
     }
   }
