@@ -30,13 +30,23 @@ from parity.groot import Formulas  # noqa: E402
 
 from flashrt_core.outputs import whole_file  # noqa: E402
 from flashrt_core.policies.lingbot_va.weights import LATENT_MEAN, LATENT_STD  # noqa: E402
+from flashrt_core.tensors import TensorSource  # noqa: E402
 
 PACKAGES = ("lerobot", "transformers", "diffusers", "torch", "numpy")
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def build(case: parity.Case) -> Any:
-    """LeRobot's policy at our sizes, float32, its weights ours."""
+def build(
+    case: parity.Case, source: TensorSource, dtype: str = "float32", place: str = "cpu"
+) -> Any:
+    """LeRobot's policy at our sizes, its weights ours.
+
+    Args:
+        case: the episode.
+        source: weights.
+        dtype: "float32" or "bfloat16", of the whole policy.
+        place: "cpu" or "cuda".
+    """
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.lingbot_va import modeling_lingbot_va as modeling
     from lerobot.policies.lingbot_va.configuration_lingbot_va import LingBotVAConfig
@@ -44,8 +54,8 @@ def build(case: parity.Case) -> Any:
     ours = case.config
     cameras = [f"observation.images.camera{index}" for index in range(case.views)]
     config = LingBotVAConfig(
-        device="cpu",
-        dtype="float32",
+        device=place,
+        dtype=dtype,
         obs_cam_keys=cameras,
         camera_layout="robotwin_tshape" if ours.tee else "width_concat",
         input_features={
@@ -67,13 +77,12 @@ def build(case: parity.Case) -> Any:
         action_num_inference_steps=ours.action_steps,
         save_predicted_video=True,
     )
-    policy = modeling.LingBotVAPolicy(config).eval()
-    vaes = [encoder(case) for _ in range(1 + ours.tee)]
-    weights = parity.source(case)
-    load_weights(policy.transformer, "transformer.", weights)
+    policy = modeling.LingBotVAPolicy(config).to(place).eval()
+    vaes = [encoder(case).to(place, policy.dtype) for _ in range(1 + ours.tee)]
+    load_weights(policy.transformer, "transformer.", source)
     for vae in vaes:
-        load_weights(vae.encoder, "vae.encoder.", weights)
-        load_weights(vae.quant_conv, "vae.quant_conv.", weights)
+        load_weights(vae.encoder, "vae.encoder.", source)
+        load_weights(vae.quant_conv, "vae.quant_conv.", source)
     names = ("streaming_vae", "streaming_vae_half")
     streams = {
         name: modeling.WanVAEStreamingWrapper(vae) for name, vae in zip(names, vaes, strict=False)
@@ -107,7 +116,7 @@ def encoder(case: parity.Case) -> Any:
     ).eval()
 
 
-def load_weights(model: Any, prefix: str, source: Formulas) -> None:
+def load_weights(model: Any, prefix: str, source: TensorSource) -> None:
     """Our tensors into every parameter."""
     known = {name for name in source.names() if name.startswith(prefix)}
     for name, parameter in model.named_parameters():
@@ -118,12 +127,14 @@ def load_weights(model: Any, prefix: str, source: Formulas) -> None:
         raise RuntimeError(f"LeRobot's network lacks {sorted(known)[:3]}")
 
 
-def episode(case: parity.Case) -> Arrays:
+def episode(case: parity.Case, policy: Any) -> Arrays:
     """Every chunk: actions [H, A], latents, and the pool's rows behind it."""
-    policy, found = build(case), {}
+    found: Arrays = {}
     config, cameras = case.config, policy.config.obs_cam_keys
     policy._prompt_embeds, policy._negative_prompt_embeds = (
-        torch.from_numpy(np.pad(each, ((0, config.prompt_rows - len(each)), (0, 0))))[None]
+        torch.from_numpy(np.pad(each, ((0, config.prompt_rows - len(each)), (0, 0))))[None].to(
+            policy.config.device
+        )
         for each in parity.prompts(case)
     )
     for chunk in range(case.chunks):
@@ -138,16 +149,21 @@ def episode(case: parity.Case) -> Arrays:
         latents, actions = map(torch.from_numpy, parity.noise(case, chunk))
         drawn = iter((latents[None], actions[None, ..., None]))
         policy._obs_buffer = raw if chunk else []
-        with mock.patch.object(torch, "randn", lambda *_a, given=drawn, **_o: next(given).clone()):
+
+        def noise(*_sizes: Any, given: Any = drawn, **options: Any) -> torch.Tensor:
+            value: torch.Tensor = next(given)
+            return value.clone().to(options["device"], options["dtype"])
+
+        with mock.patch.object(torch, "randn", noise):
             policy.predict_action_chunk(raw[0] if chunk == 0 else None)
-        made = policy._executed_actions[0, ..., 0].flatten(1).T.numpy().copy()
+        made = policy._executed_actions[0, ..., 0].flatten(1).T.float().cpu().numpy().copy()
         pool = policy.transformer.blocks[-1].attn1.attn_caches["pos"]
-        rows = torch.where(pool["mask"], pool["id"], torch.tensor(-1))
+        rows = torch.where(pool["mask"], pool["id"], -1)
         name = f"{case.name}.{chunk}"
         found[f"{name}.actions"] = made
-        found[f"{name}.latents"] = policy.last_predicted_latents[0].numpy()
-        found[f"{name}.ids"] = rows.numpy().astype(np.int32)
-        found[f"{name}.predicted"] = (pool["is_pred"] & pool["mask"]).numpy()
+        found[f"{name}.latents"] = policy.last_predicted_latents[0].float().numpy()
+        found[f"{name}.ids"] = rows.cpu().numpy().astype(np.int32)
+        found[f"{name}.predicted"] = (pool["is_pred"] & pool["mask"]).cpu().numpy()
         done = torch.from_numpy(parity.executed(case, chunk, made))
         whole = done.T.unflatten(1, (config.frames, config.frame_rows))
         policy._executed_actions = whole[None, ..., None]
@@ -194,7 +210,7 @@ def main() -> None:
     with toolbox.needing("goldens of LingBot-VA", "set up what this file's top names"):
         arrays = text()
         for case in parity.CASES:
-            arrays |= episode(case)
+            arrays |= episode(case, build(case, parity.source(case)))
             print(case.name, np.abs(arrays[f"{case.name}.{case.chunks - 1}.actions"]).max())
     about = {
         "source": "lerobot",

@@ -33,18 +33,20 @@ class Case:
         name: prefix of its arrays in the data file.
         views: cameras.
         chunks: decisions.
-        sizes: overrides of the ``tiny`` preset.
+        sizes: overrides of the preset.
+        preset: whose sizes these are.
     """
 
     name: str
     views: int
     chunks: int
     sizes: tuple[tuple[str, Any], ...] = ()
+    preset: str = "tiny"
 
     @property
     def config(self) -> LingbotConfig:
         """Our configuration."""
-        return make_config("tiny", **dict(self.sizes))
+        return make_config(self.preset, **dict(self.sizes))
 
 
 CASES = (
