@@ -86,6 +86,10 @@ class Contract:
         for index, stage in enumerate(self.stages):
             _check_stage(self, index, stage)
         _check_regions(self)
+        if self.history is None and any(stage.variants != 1 for stage in self.stages):
+            raise ContractError(
+                f"stages of policy {self.policy!r}", expected="one variant, without a history"
+            )
         if self.history is not None:
             _check_history(self, self.history)
 
@@ -364,6 +368,8 @@ def _check_history(contract: Contract, history: HistorySpec) -> None:
         most = contract.input(name).shape[0]
         require(max(history.pictures) <= most, f"pictures of {name!r}", most, history.pictures)
     require(set(history.regions) == set(contract.shapes), "regions", "every shape", "others")
+    own = [stage.variants for stage in contract.stages]
+    require(1 <= min(own) <= max(own) <= history.variants, "variants", history.variants, own)
     lengths = {len(each) for each in history.regions.values()}
     require(len(lengths) == 1 and min(lengths) >= history.period, "ages", "as many", lengths)
     for ages in history.regions.values():

@@ -132,6 +132,7 @@ class StageSpec:
 
     ``reads`` and ``writes`` name every buffer it touches except STATIC ones. A transform runs when
     the staged input it belongs to is written; other stages run in a decision, in declared order.
+    ``variants``: of a history, how many it has of its own; the last one serves for later turns.
     """
 
     name: str
@@ -141,6 +142,7 @@ class StageSpec:
     requires: tuple[str, ...] = ()
     transform: bool = False
     doc: str = ""
+    variants: int = 1
 
 
 @dataclass(frozen=True)

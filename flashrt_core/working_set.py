@@ -148,7 +148,7 @@ def _capture(
     groups: list[tuple[tuple[StageSpec, ...], int]]
     groups = [((stage,), 0) for stage in contract.stages]
     if contract.history is not None:
-        groups += [((stage,), v) for stage in whole for v in range(1, contract.variants)]
+        groups += [((stage,), v) for stage in whole for v in range(1, stage.variants)]
     elif len(whole) > 1:
         groups.append((whole, 0))
     for shape in contract.shapes:

@@ -70,7 +70,8 @@ def run_stages(
                     "action",
                 )
             ):
-                body = POLICY.body(config, contract, stage, shapes[0], min(turn, 2))
+                variant = min(turn, contract.stage(stage).variants - 1)
+                body = POLICY.body(config, contract, stage, shapes[0], variant)
                 segment = (stage, lambda lane, body=body: body(lane, buffers))
                 device.replay(device.capture([segment]))
             device.synchronize()

@@ -205,8 +205,8 @@ def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -
         for name in names:
             stages[name][index] = decision.stage_ms[name]
         replay[index] = sum(decision.stage_ms.values())
-    last = session.contract.variants - 1
-    parts = {name: session.engine.program(shape, (name,), last) for name in names}
+    own = {stage.name: stage.variants for stage in session.contract.decision_stages}
+    parts = {name: session.engine.program(shape, (name,), own[name] - 1) for name in names}
     kernels = {name: getattr(part, "kernels", 0) for name, part in parts.items()}
     _, config = configuration(shaped(options, case))
     layers = shape.steps * find_policy(options.policy).measures.step_layers(config)
@@ -248,7 +248,7 @@ def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> No
     names = tuple(stage.name for stage in session.contract.decision_stages)
     if session.contract.history is not None:
         names = names[-1:]  # one program a stage
-    last = session.contract.variants - 1
+    last = session.contract.stage(names[-1]).variants - 1
     result.traced = trace(device, session.engine.program(shape, names, last))
     _, config = configuration(options)
     depths = find_policy(options.policy).measures.depths(config)

@@ -201,6 +201,7 @@ def _stages(
             ),
             writes=("first", "frame", *kept, *pool, *net, *vae),
             rate=Rate.OBSERVATION,
+            variants=3,
             doc="pictures and executed rows since the last decision into the history",
         ),
         stage(
@@ -209,6 +210,7 @@ def _stages(
             writes=(*pool, *net),
             rate=Rate.CHUNK,
             requires=("prompt", "commit"),
+            variants=2,
             doc="N steps of what will be seen, and its keys and values",
         ),
         stage(
@@ -217,6 +219,7 @@ def _stages(
             writes=("actions", *pool, *net),
             rate=Rate.CHUNK,
             requires=("prompt", "commit", "video"),
+            variants=2,
             doc="N steps of what is to be done, and its keys and values",
         ),
     )

@@ -1,7 +1,8 @@
 """The stages of LingBot-VA over ops, written once for every device, precision and shape.
 
 A body runs once, at capture, for one variant of the episode: its first decision, its second, which
-has no executed rows of a first frame to look at, and all later ones. It contains no decision that
+has no executed rows of a first frame to look at, and all later ones; where the last two are alike,
+for two. It contains no decision that
 depends on data: which rows of the pool a pass takes, which it sees and where in time it stands are
 read from buffers when the ops run. Exact algebra used here:
 

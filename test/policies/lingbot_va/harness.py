@@ -41,7 +41,8 @@ class Pipeline:
 
     def run(self, stage: str, bucket: int = 0) -> None:
         """Replays a stage's variant of this turn."""
-        shape, variant = self.contract.shapes[bucket], min(self.turn, 2)
+        last = self.contract.stage(stage).variants - 1
+        shape, variant = self.contract.shapes[bucket], min(self.turn, last)
         key = (stage, shape, variant)
         if key not in self._programs:
             body = POLICY.body(self.config, self.contract, stage, shape, variant)
