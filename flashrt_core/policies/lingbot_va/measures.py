@@ -46,6 +46,8 @@ def _encoder(config: LingbotConfig, views: int) -> Iterator[Product]:
             left = frames >> max(0, level - 1)
             cells = group.views * left * group.height * group.width // 4**level
             out, *kernel, into = conv.shape
+            if kernel[0] == 1:  # what halves pictures leaves a quarter of the cells
+                cells //= 4
             yield Product(cells, out, prod(kernel) * into, "base")
 
 

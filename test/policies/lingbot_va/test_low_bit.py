@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashrt_core.calibration.run import calibrate
+from flashrt_core.contract import ShapeKey
 from flashrt_core.errors import OptionError
 from flashrt_core.fidelity.qualification import gates_for, qualify
 from flashrt_core.load import LoadOptions, calibration_of, load, precision_of, qualifier
@@ -120,3 +121,18 @@ def test_plans_against_the_reference(precision: str, tmp_path: Path) -> None:
         # The first frame is no product of a site; the video is made of some.
         assert errors[0] < 0.02 < errors[1] < 0.4
     session.engine.close()
+
+
+def test_the_work_of_a_decision() -> None:
+    """At the released sizes, with a full history and 512 rows of a prompt: 2 a multiplication."""
+    config = POLICY.config("base")
+    shape = ShapeKey(2, 512, config.horizon, config.steps)
+    work = {
+        stage: sum(2 * each.rows * each.columns * each.depth for each in products) / 1e12
+        for stage, products in POLICY.measures.products(config, shape).items()
+    }
+    encoder = 1.83  # measured of the official one, on sizes alone
+    passes = 2.47 + 0.309
+    assert work["commit"] == pytest.approx(encoder + passes, rel=0.02)
+    assert work["video"] == pytest.approx(21 * 2.47, rel=0.01)
+    assert work["action"] == pytest.approx(50 * 0.1545 + 0.309, rel=0.01)
