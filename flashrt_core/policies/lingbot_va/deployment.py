@@ -18,8 +18,8 @@ from ...errors import WeightsError
 from ...tensors import WeightsPart
 from ..base import Deployment
 from ..json_fields import COUNT, OBJECT, TEXT, TEXTS, field_of, read_object, shown
+from ..lerobot_processors import FILES, feature_statistics, read_steps
 from ..normalisation import Statistics, read_norm_stats
-from ..pi05.processors import FILES, feature_statistics, read_steps
 from .config import PRESETS
 from .weights import NET, VAE, tensors
 

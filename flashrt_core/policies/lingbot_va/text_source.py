@@ -12,7 +12,7 @@ import torch
 from ...checkpoint import PartedWeights
 from ...errors import OptionError
 from ...tensors import WeightsPart
-from ..pi05.tokenizer import Tokenizer
+from ..sentencepieces import Tokenizer
 from .config import LingbotConfig
 from .deployment import Details
 from .text import PromptRows, StandIn
