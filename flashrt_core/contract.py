@@ -119,6 +119,16 @@ class Contract:
         """The stages of one decision, in order; transforms are not among them."""
         return tuple(stage for stage in self.stages if not stage.transform)
 
+    @property
+    def of_shape(self) -> tuple[str, ...] | None:
+        """Stages whose results are void in another shape; None: all.
+
+        Shapes of a history are other lengths of the prompt, which the past does not have.
+        """
+        if self.history is None:
+            return None
+        return tuple(stage.name for stage in self.stages if stage.transform)
+
     def inputs_of(self, stage: StageSpec) -> tuple[InputSpec, ...]:
         """The inputs whose windows ``stage`` reads itself."""
         return self._inputs_of[stage.name]

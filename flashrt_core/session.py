@@ -174,7 +174,7 @@ class Session:
         self._write(checked, self._shape())
 
     def select_shape(self, shape: ShapeKey) -> None:
-        """Use a captured shape; retained values of another shape are forgotten."""
+        """Use a captured shape; retained values of another shape, no history, are forgotten."""
         if shape not in self.contract.shapes:
             raise ShapeKeyError(
                 "shape", expected=f"one of {[str(key) for key in self.contract.shapes]}", got=shape
@@ -182,7 +182,7 @@ class Session:
         self.engine.admit(self)
         if shape != self._host.shape:
             self._host = replace(self._host, shape=shape, staged={})
-            self.ledger.forget()
+            self.ledger.forget(self.contract.of_shape)
 
     def run(self, stage: str, *, allow_stale: bool = False) -> dict[str, float]:
         """Replay one stage; its milliseconds by name.

@@ -128,6 +128,44 @@ def unsquared(cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return cells.reshape(T, h, w, 3, 2, 2).transpose(0, 1, 5, 2, 4, 3).reshape(T, 2 * h, 2 * w, 3)
 
 
+def test_another_instruction_in_the_middle_of_an_episode(main: Session) -> None:
+    """Also one of another bucket: the past stays, its keys and values are those of the old one."""
+    config = POLICY.config("tiny", steps=2, action_steps=2)
+    reference = Reference(config, open_weights("random:0", POLICY.tensors(config)), 2)
+    history, executed = main.contract.history, None
+    assert history is not None
+    side: Any = main.processor
+    prompts = ("pick up the cube", "and now put it back where it was " * 2, "go")
+    for turn, prompt in enumerate(prompts):
+        main.set_prompt(prompt)
+        seen = pictures(1, turn, history.pictures[turn])
+        for images in seen[:-1]:
+            main.record(images)
+        main.observe(Observation(seen[-1]))
+        noise = {
+            spec.name: np.random.default_rng([turn, len(spec.name)])
+            .standard_normal(spec.shape)
+            .astype(np.float32)
+            for spec in main.contract.inputs
+            if spec.name.startswith("noise")
+        }
+        decided = main.decide(noise=noise)
+        values = side.encode(Observation(seen[-1]), prompt)
+        n, m = values["prompt_lengths"]
+        reference.set_prompt(
+            values["prompt_rows"][0, 1 : 1 + n], values["prompt_rows"][1, 1 : 1 + m]
+        )
+        frames = [
+            unsquared(np.stack([side.encode_pictures(each)[f"image.{view}"] for each in seen]))
+            for view in VIEWS
+        ]
+        wanted = reference.decide(frames, noise, executed).actions.numpy()
+        used = list(config.channels)
+        assert np.abs(decided.raw[:, used] - wanted[:, used]).max() <= 5e-5 * np.abs(wanted).max()
+        executed = wanted
+    assert {main.contract.shapes[0], main.contract.shapes[1]} >= {main.shape}
+
+
 @pytest.mark.parametrize("before", [1, 2, 5, 7, 9])
 def test_a_capsule_goes_on_to_the_bit_after_everything_was_overwritten(
     main: Session, before: int
