@@ -163,8 +163,12 @@ class Contract:
         """How many lists of regions a shape has."""
         return 1 if self.history is None else len(self.history.regions[self.shapes[0]])
 
+    def variant(self, turn: int) -> int:
+        """Which of them a decision of an episode is."""
+        return 0 if self.history is None else self.history.variant(turn)
+
     def age(self, turn: int) -> int:
-        """Which of them holds behind so many decisions of an episode."""
+        """Which of a shape's lists of regions holds behind so many decisions of an episode."""
         return 0 if self.history is None else self.history.age(turn)
 
     def regions_at(self, shape: ShapeKey, age: int = 0) -> tuple[RegionSpec, ...]:

@@ -86,9 +86,9 @@ class Past:
                 remedy="restore a capsule, or restart() for a new episode",
             )
 
-    def check_alone(self, what: str) -> None:
-        """SessionError about ``what`` where decisions build on each other."""
-        if self._contract.history is not None:
+    def check_alone(self, what: str, *, harmless: bool = False) -> None:
+        """SessionError about ``what``, unless harmless, where decisions build on each other."""
+        if self._contract.history is not None and not harmless:
             raise SessionError(
                 what,
                 expected="a policy whose decisions stand alone",

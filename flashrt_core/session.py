@@ -104,6 +104,11 @@ class Session:
             self._host = replace(self._host, prompt=text)
             self.ledger.announce(Rate.PROMPT)
 
+    @property
+    def intact(self) -> bool:
+        """Whether what the last decision left can be trusted; not so after a failure."""
+        return self.ledger.is_made(self.contract.decision_stages[-1].name)
+
     def restart(self) -> None:
         """A new episode: nothing is remembered of what was seen and done. Prompt and seed stay."""
         self.engine.check_here(f"session {self.name!r}")
@@ -111,10 +116,9 @@ class Session:
         self._host = replace(self._host, turn=0, raw=None)
 
     def record(self, images: Mapping[str, Array | Frame]) -> None:
-        """Keep what the cameras see while a chunk is executed, for a policy with a history.
+        """Keep what cameras see while a chunk is executed, one picture every so many rows.
 
-        One picture every so many executed rows, as its contract says; the last one of a chunk is
-        part of the observation that is decided on. InputError where no picture is expected.
+        The last one of a chunk is part of the observation. InputError where none is expected.
         """
         self.past.record(images, self._host.turn, self.name)
 
@@ -191,8 +195,7 @@ class Session:
         (unless ``allow_stale``) older than the inputs.
         """
         spec = self.contract.stage(stage)
-        if not spec.transform:
-            self.past.check_alone(f"stage {stage!r} by itself")
+        self.past.check_alone(f"stage {stage!r} by itself", harmless=spec.transform)
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
         return self.engine.replay(self, (spec,), self._shape())
@@ -219,8 +222,7 @@ class Session:
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
         previous = self.engine.guide.checked(previous)
-        made = self.ledger.is_made(self.contract.decision_stages[-1].name)
-        self.past.check_decide(observation, self._host, made, self.name)
+        self.past.check_decide(observation, self._host, self.intact, self.name)
         if observation is not None:
             self.observe(observation, executed=executed)
         self.engine.admit(self)
@@ -231,9 +233,8 @@ class Session:
         for stage in stages:
             self.ledger.check(stage, ran=names)
         timings: dict[str, float] = {}
-        history = self.contract.history
-        variant = 0 if history is None else history.variant(self._host.turn)
-        split = split or history is not None
+        variant = self.contract.variant(self._host.turn)
+        split = split or self.contract.history is not None
         for stage in stages[:-1] if split else ():
             timings |= self.engine.replay(self, (stage,), self._shape(), variant=variant)
         last = stages[-1:] if split else stages
@@ -377,8 +378,8 @@ class Session:
 
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
-        check_finite(raw, self.name)
         host, history = self._host, self.contract.history
+        check_finite(raw, self.name, None if history is None else self.ledger.forget)
         # With its lineage: a snapshot that follows has nothing left to put together.
         self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())
         actions = self.processor.decode(raw, host.robot_state)

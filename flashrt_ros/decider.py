@@ -117,8 +117,11 @@ class Decider:
             FlashRTError: whatever the session refuses.
         """
         session = self._engine.session(session_name)
-        if self.episode is not None and session_name == MAIN and self._takes_up(session):
-            return self._taken_up(session)
+        if self.episode is not None and session_name == MAIN:
+            if session.turn and not session.intact:
+                self.begin_anew()  # what failed before took the past with it
+            if self._takes_up(session):
+                return self._taken_up(session)
         start, image_age_ns = time.perf_counter_ns(), None
         previous: Previous | None = None
         if not reuse_context:

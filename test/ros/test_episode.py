@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_core.errors import CapsuleError
+from flashrt_core.errors import CapsuleError, NumericsError
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
@@ -163,6 +163,18 @@ def test_a_restart_begins_an_episode(bench: Bench) -> None:
     bench.now_ns = 1_000 * MS
     assert bench.episode.over(bench.now_ns) and not bench.episode.under_way
     assert bench.decider.decide().data == first.data
+
+
+def test_a_failure_begins_an_episode(bench: Bench) -> None:
+    bench.decider.decide()
+    bench.through()
+    weight = bench.session.buffers["net.action_out_bias"]
+    before = weight.clone()
+    weight.fill_(float("nan"))
+    with pytest.raises(NumericsError):
+        bench.decider.decide()
+    weight.copy_(before)
+    assert bench.decider.decide().horizon == 4 and bench.session.turn == 1
 
 
 def test_what_was_told_counts_as_executed() -> None:

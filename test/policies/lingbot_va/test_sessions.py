@@ -18,6 +18,7 @@ from flashrt_core.errors import (
     DeviceError,
     FlashRTError,
     InputError,
+    NumericsError,
     SessionError,
     StaleStateError,
 )
@@ -300,6 +301,22 @@ def test_after_a_failure_an_episode_starts_again(
         main.decide(Observation(pictures(0, 2, 1)[0]))
     main.restore("end")
     assert raws(go_on(main, 1)) == expected
+
+
+def test_actions_that_are_not_finite_end_an_episode(main: Session) -> None:
+    """The past has that decision in it; another one on top would count it twice."""
+    go_on(main, 2)
+    weight = main.buffers["net.action_out_bias"]
+    before = weight.clone()
+    weight.fill_(float("nan"))
+    with pytest.raises(NumericsError, match="expected finite values"):
+        go_on(main, 1)
+    weight.copy_(before)
+    assert not main.intact and main.turn == 2
+    with pytest.raises(StaleStateError, match="after a failure"):
+        main.decide(Observation(pictures(0, 2, 1)[0]))
+    main.restart()
+    go_on(main, 2)
 
 
 def test_hours_take_no_memory() -> None:
