@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from .safetensors_file import (
     TensorFile,
     open_file,
 )
-from .tensors import TensorSpec
+from .tensors import TensorSpec, WeightsPart
 
 __all__ = ["CheckpointWeights", "Entry", "Progress", "SafetensorsFile", "open_file"]
 
@@ -40,6 +43,7 @@ class CheckpointWeights:
         specs: what the policy expects. A file whose names all start with ``model.`` is read
             without that prefix.
         progress: told how far hashing and packing are.
+        unread: beginnings of names in the file that nobody reads.
 
     Raises:
         WeightsError: the file cannot be read, or tensors are missing, unknown, of another shape or
@@ -47,12 +51,16 @@ class CheckpointWeights:
     """
 
     def __init__(
-        self, path: Path, specs: Mapping[str, TensorSpec], progress: Progress | None = None
+        self,
+        path: Path,
+        specs: Mapping[str, TensorSpec],
+        progress: Progress | None = None,
+        unread: tuple[str, ...] = (),
     ) -> None:
         self._file = open_file(path)
         self._specs = dict(specs)
         self._progress = progress
-        self._at = _match(self._file, specs)
+        self._at = _match(self._file, specs, unread)
         self._total = sum(self._file.entries[at].nbytes for at in self._at.values())
         self._unread = set(self._at)
         self._done = 0
@@ -97,7 +105,64 @@ class CheckpointWeights:
         return tensor
 
 
-def _match(file: TensorFile, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+class PartedWeights:
+    """The tensors of a checkpoint that lies in several places; a ``TensorSource``.
+
+    Args:
+        parts: the places; every name that the policy expects begins as one of them says.
+        specs: what the policy expects.
+        progress: told how far hashing and packing are, part by part.
+
+    Raises:
+        WeightsError: as those of :class:`CheckpointWeights`, of the first part that does not fit.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[WeightsPart],
+        specs: Mapping[str, TensorSpec],
+        progress: Progress | None = None,
+    ) -> None:
+        self._parts: dict[str, tuple[WeightsPart, CheckpointWeights]] = {}
+        for part in parts:
+            own = {
+                self._inside(part, name): replace(
+                    spec, aliases=tuple(self._inside(part, other) for other in spec.aliases)
+                )
+                for name, spec in specs.items()
+                if name.startswith(part.start)
+            }
+            file = CheckpointWeights(part.file, own, progress, part.unread)
+            self._parts[part.start] = (part, file)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all parts and where they go."""
+        each = {start: file.digest for start, (_, file) in self._parts.items()}
+        return hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest()
+
+    def names(self) -> Iterable[str]:
+        """Names of the tensors that are there."""
+        for part, file in self._parts.values():
+            yield from (part.start + name.removeprefix(part.within) for name in file.names())
+
+    @staticmethod
+    def _inside(part: WeightsPart, name: str) -> str:
+        return part.within + name.removeprefix(part.start)
+
+    def get(self, name: str) -> Tensor:
+        """The tensor in its file's own format; WeightsError when missing or not finite."""
+        for part, file in self._parts.values():
+            if name.startswith(part.start):
+                return file.get(self._inside(part, name))
+        raise WeightsError(
+            f"tensor {name!r}", expected=f"one of the parts {list(self._parts)}", got="another"
+        )
+
+
+def _match(
+    file: TensorFile, specs: Mapping[str, TensorSpec], unread: tuple[str, ...] = ()
+) -> dict[str, str]:
     """Name of the policy -> name in the file; WeightsError when they do not fit each other."""
     names = list(file.entries)
     prefix = "model." if names and all(name.startswith("model.") for name in names) else ""
@@ -113,7 +178,11 @@ def _match(file: TensorFile, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
             missing.append(name)
     expected = {candidate for candidates in known.values() for candidate in candidates}
     unknown = [
-        name for name in there if name not in expected and not name.endswith(_IGNORED_SUFFIXES)
+        name
+        for name in there
+        if name not in expected
+        and not name.endswith(_IGNORED_SUFFIXES)
+        and not name.startswith(unread)
     ]
     shapes, formats = [], []
     for name, at in found.items():

@@ -17,6 +17,7 @@ from .errors import ContractError, ShapeKeyError
 from .specs import (
     BufferSpec,
     DType,
+    HistorySpec,
     InputSpec,
     OutputSpec,
     Rate,
@@ -31,6 +32,7 @@ __all__ = [
     "BufferSpec",
     "Contract",
     "DType",
+    "HistorySpec",
     "InputSpec",
     "OutputSpec",
     "Rate",
@@ -47,7 +49,8 @@ __all__ = [
 class Contract:
     """Everything a host may rely on about a policy's execution.
 
-    ``stages`` are in decision order. ``regions`` gives, for every shape, what a capsule holds.
+    ``stages`` are in decision order. ``regions`` gives, for every shape, what a capsule holds at
+    most. ``history``: how decisions build on each other; None where each stands alone.
     Raises ContractError at construction when any part contradicts another.
     """
 
@@ -58,6 +61,7 @@ class Contract:
     outputs: tuple[OutputSpec, ...]
     stages: tuple[StageSpec, ...]
     regions: Mapping[ShapeKey, tuple[RegionSpec, ...]]
+    history: HistorySpec | None = None
     _buffers: dict[str, BufferSpec] = field(init=False, repr=False, compare=False)
     _inputs: dict[str, InputSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, OutputSpec] = field(init=False, repr=False, compare=False)
@@ -82,6 +86,12 @@ class Contract:
         for index, stage in enumerate(self.stages):
             _check_stage(self, index, stage)
         _check_regions(self)
+        if self.history is None and any(stage.variants != 1 for stage in self.stages):
+            raise ContractError(
+                f"stages of policy {self.policy!r}", expected="one variant, without a history"
+            )
+        if self.history is not None:
+            _check_history(self, self.history)
 
     @cached_property
     def absent(self) -> Mapping[str, None]:
@@ -109,6 +119,16 @@ class Contract:
         """The stages of one decision, in order; transforms are not among them."""
         return tuple(stage for stage in self.stages if not stage.transform)
 
+    @property
+    def of_shape(self) -> tuple[str, ...] | None:
+        """Stages whose results are void in another shape; None: all.
+
+        Shapes of a history are other lengths of the prompt, which the past does not have.
+        """
+        if self.history is None:
+            return None
+        return tuple(stage.name for stage in self.stages if stage.transform)
+
     def inputs_of(self, stage: StageSpec) -> tuple[InputSpec, ...]:
         """The inputs whose windows ``stage`` reads itself."""
         return self._inputs_of[stage.name]
@@ -133,9 +153,35 @@ class Contract:
             )
         return min(fits)
 
+    @property
+    def variants(self) -> int:
+        """How many variants of its decision stages are captured."""
+        return 1 if self.history is None else self.history.variants
+
+    @property
+    def ages(self) -> int:
+        """How many lists of regions a shape has."""
+        return 1 if self.history is None else len(self.history.regions[self.shapes[0]])
+
+    def variant(self, turn: int) -> int:
+        """Which of them a decision of an episode is."""
+        return 0 if self.history is None else self.history.variant(turn)
+
+    def age(self, turn: int) -> int:
+        """Which of a shape's lists of regions holds behind so many decisions of an episode."""
+        return 0 if self.history is None else self.history.age(turn)
+
+    def regions_at(self, shape: ShapeKey, age: int = 0) -> tuple[RegionSpec, ...]:
+        """What a capsule of a shape holds at an age."""
+        return self.regions[shape] if self.history is None else self.history.regions[shape][age]
+
     def region_bytes(self) -> int:
-        """Bytes of the largest capsule over all shapes."""
-        return max(sum(region.nbytes for region in regions) for regions in self.regions.values())
+        """Bytes of the largest capsule over all shapes and ages."""
+        return max(
+            sum(region.nbytes for region in self.regions_at(shape, age))
+            for shape in self.shapes
+            for age in range(self.ages)
+        )
 
 
 class _Named(Protocol):
@@ -259,7 +305,8 @@ def _check_stage(contract: Contract, index: int, stage: StageSpec) -> None:
                 got=f"{name!r}, written by {sorted(writers)}",
                 remedy="give the buffer the role state",
             )
-        missing = writers - upstream - {stage.name}
+        # With a history, state may come from the decision before.
+        missing = set() if contract.history else writers - upstream - {stage.name}
         if role is Role.STATE and (missing or not writers):
             raise ContractError(
                 f"stage {stage.name!r} reads state {name!r}",
@@ -317,6 +364,33 @@ def _check_region(contract: Contract, region: RegionSpec) -> None:
             expected=f"an end within the {buffer.nbytes} bytes of {buffer.name!r}",
             got=f"byte {region.end}",
         )
+
+
+def _check_history(contract: Contract, history: HistorySpec) -> None:
+    def require(holds: bool, what: str, expected: object, got: object) -> None:
+        if not holds:
+            raise ContractError(
+                f"history of policy {contract.policy!r}: {what}", expected=expected, got=got
+            )
+
+    counts = (*history.pictures, *history.rows, history.stride, history.period)
+    require(len(history.pictures) == len(history.rows), "variants", "as many", len(history.rows))
+    require(min(counts) >= 1, "counts", "1 or more", counts)
+    executed = contract.input(history.executed)
+    require(max(history.rows) <= executed.shape[0], "rows", executed.shape[0], history.rows)
+    for name in history.pictured:
+        most = contract.input(name).shape[0]
+        require(max(history.pictures) <= most, f"pictures of {name!r}", most, history.pictures)
+    require(set(history.regions) == set(contract.shapes), "regions", "every shape", "others")
+    own = [stage.variants for stage in contract.stages]
+    require(1 <= min(own) <= max(own) <= history.variants, "variants", history.variants, own)
+    lengths = {len(each) for each in history.regions.values()}
+    require(len(lengths) == 1 and min(lengths) >= history.period, "ages", "as many", lengths)
+    for ages in history.regions.values():
+        for regions in ages:
+            _by_name(contract.policy, "regions", regions)
+            for region in regions:
+                _check_region(contract, region)
 
 
 def total_bytes(buffers: Iterable[BufferSpec], role: Role | None = None) -> int:

@@ -10,7 +10,6 @@ interface drives it, and everything here that would touch their state is refused
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,9 +17,11 @@ from torch import Tensor
 from .c_interface.export import Lent, Returned
 from .capsule.state import HostState, slot_specs
 from .capsule.store import CapsuleStore, Held
-from .contract import Contract, ShapeKey, StageSpec
+from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
+from .drawing import NoiseInputs
 from .errors import (
+    ContractError,
     DeviceError,
     FlashRTError,
     InputError,
@@ -28,24 +29,12 @@ from .errors import (
     SessionLimitError,
     ShapeKeyError,
 )
-from .fingerprint import Fingerprint
 from .guidance import Guide
-from .policies.base import Processor
+from .plan import Plan
 from .session import SEEDS, Session
 from .text import check_text
 from .whole_numbers import whole_number
-from .working_set import StageBody, Traffic, WorkingSet, set_buffers, set_specs
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a policy contributes to an engine."""
-
-    contract: Contract
-    fingerprint: Fingerprint
-    processor: Processor
-    body: Callable[[str, ShapeKey], StageBody]  # stage name, shape -> its body over ops
-    pack: Callable[[dict[str, Tensor]], None]  # fills the static buffers
+from .working_set import Traffic, WorkingSet, set_buffers, set_specs
 
 
 class Engine:
@@ -75,6 +64,7 @@ class Engine:
         self.fingerprint = plan.fingerprint
         self.processor = plan.processor
         self.guide = Guide(plan.contract, plan.processor)
+        self.noise = NoiseInputs(plan.contract)
         self.device = device
         self.max_sessions = max_sessions
         self.traffic = Traffic()
@@ -185,10 +175,11 @@ class Engine:
             host = held.host
             self.capsules.fork(held, slot)
         elif parent is not None:
+            parent.past.check_boundary(f"fork into {name!r}")
             copier = self.admit(parent).copier
             host = parent.host_state()
             if host.shape is not None:
-                copier.save(host.shape, slot)
+                copier.save(host.shape, slot, host.turn)
         session = Session(self, name, host)
         self._register(session)
         if host.lineage.made:
@@ -217,7 +208,7 @@ class Engine:
             working = self._set_of.get(session.name)
             if working is not None and working.resident is session:
                 if capsule is not None and capsule.host.shape is not None:
-                    working.copier.load(capsule.host.shape, capsule.slot)
+                    working.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
                 return working
         self.check_here(f"session {session.name!r}")
         if self.sessions.get(session.name) is not session:
@@ -230,6 +221,12 @@ class Engine:
 
     def export(self, session: Session) -> Lent:
         """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
+        if self.contract.history is not None:
+            raise ContractError(
+                f"export of policy {self.contract.policy!r}",
+                expected="one whose decisions stand alone",
+                got="one with a history",
+            )
         if self.lent is None:
             self.admit(session)
             self.lent = Lent(self)
@@ -263,6 +260,7 @@ class Engine:
         stages: tuple[StageSpec, ...],
         shape: ShapeKey,
         *,
+        variant: int = 0,
         outputs: tuple[str, ...] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> dict[str, float]:
@@ -270,12 +268,13 @@ class Engine:
 
         Args:
             session: whose state it is.
-            stages, shape: what to replay.
+            stages, shape, variant: what to replay.
             outputs: buffers that are read next.
             meanwhile: host work to do while the device is busy.
         """
         working = self.set_of(session)
-        program = working.programs[shape, tuple(stage.name for stage in stages)]
+        names = tuple(stage.name for stage in stages)
+        program = working.programs[shape, names, min(variant, stages[-1].variants - 1)]
         read_next = [working.buffers[name] for name in outputs]
         try:
             self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
@@ -292,18 +291,18 @@ class Engine:
             session.ledger.ran(stage)
         return self.device.elapsed_ms(program)
 
-    def program(self, shape: ShapeKey, stages: tuple[str, ...]) -> Program:
+    def program(self, shape: ShapeKey, stages: tuple[str, ...], variant: int = 0) -> Program:
         """The captured program of ``stages`` for ``shape``, over the first set's buffers.
 
         ShapeKeyError when there is none.
         """
         programs = self.sets[0].programs
         try:
-            return programs[shape, stages]
+            return programs[shape, stages, variant]
         except KeyError:
             raise ShapeKeyError(
                 f"stages {list(stages)} for {shape}",
-                expected=f"one of {[list(names) for _, names in programs]}",
+                expected=f"one of {[list(names) for _, names, _ in programs]}",
             ) from None
 
     def close(self) -> None:
@@ -325,7 +324,9 @@ class Engine:
         shape = max(self.contract.shapes)
         transforms = [stage.name for stage in self.contract.stages if stage.transform]
         whole = tuple(stage.name for stage in self.contract.decision_stages)
-        for names in [*((name,) for name in transforms), whole]:
+        apart = self.contract.history is not None
+        rest = [(name,) for name in whole] if apart else [whole]
+        for names in [*((name,) for name in transforms), *rest]:
             self.device.replay(self.program(shape, names))
 
     def check_here(self, what: str) -> None:

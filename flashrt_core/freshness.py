@@ -112,9 +112,12 @@ class Ledger:
         self._made = {**self._made, stage.name: lineage}
         self.told = None
 
-    def forget(self) -> None:
-        """Nothing retained can be trusted: a replay failed, or the shape changed."""
-        self._made = {}
+    def forget(self, stages: Iterable[str] | None = None) -> None:
+        """Nothing retained of ``stages``, None for all, can be trusted: a replay failed, or the
+        shape changed.
+        """
+        made, lost = self._made, self._made if stages is None else set(stages)
+        self._made = {name: epochs for name, epochs in made.items() if name not in lost}
         self.told = None
 
     def announced(self, names: Iterable[str]) -> bool:

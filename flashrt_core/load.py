@@ -118,11 +118,10 @@ def load(options: LoadOptions, progress: Progress | None = None) -> Session:
 
 def make_plan(options: LoadOptions, device: Device, progress: Progress | None = None) -> Plan:
     """What :func:`load` would run on ``device``; packs no weights yet. Errors as there."""
-    options = checked(options)
-    choice = _choose(options)
+    options, choice = checked(options), _choose(options)
     policy, config = choice.policy, choice.config
     processor = _processor(options, choice)
-    source = open_weights(options.checkpoint, policy.tensors(config), progress)
+    source = _source(options, choice, progress)
     identity = _identity(choice, device, source, processor)
     calibration = _calibration(options, choice, identity, processor)
 
@@ -135,7 +134,7 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
         contract=choice.contract,
         fingerprint=identity if calibration is None else _calibrated(identity, calibration),
         processor=processor,
-        body=lambda stage, shape: policy.body(config, choice.contract, stage, shape),
+        body=lambda *which: policy.body(config, choice.contract, *which),
         pack=pack,
     )
 
@@ -161,11 +160,10 @@ def describe(options: LoadOptions) -> Description:
     say) are no error here but ``missing``: whoever looks at a checkpoint wants to learn of them.
     So is a calibration that the plan lacks.
     """
-    options = checked(options)
-    choice = _choose(options)
+    options, choice = checked(options), _choose(options)
     device = open_device(options.device)
     try:
-        source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
+        source = _source(options, choice)
         transforms: Mapping[str, str] = {}
         identity, missing = None, None
         try:
@@ -223,7 +221,7 @@ def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
             "reference device 'cuda'", expected="a GPU that torch can use", got="none"
         )
     choice = _choose(options)
-    source = open_weights(options.checkpoint, choice.policy.tensors(choice.config))
+    source = _source(options, choice)
     return choice.policy.qualifier(choice.config, source, place)
 
 
@@ -231,6 +229,13 @@ def processor_of(options: LoadOptions) -> Processor:
     """The host-side transforms that :func:`load` would use; errors as there."""
     options = checked(options)
     return _processor(options, _choose(options))
+
+
+def _source(
+    options: LoadOptions, choice: _Choice, progress: Progress | None = None
+) -> TensorSource:
+    tensors = choice.policy.tensors(choice.config)
+    return open_weights(options.checkpoint, tensors, progress, choice.deployment.parts)
 
 
 def _processor(options: LoadOptions, choice: _Choice) -> Processor:
@@ -323,16 +328,7 @@ def _choose(options: LoadOptions) -> _Choice:
     precision = policy.precision(options.precision)
     contract = policy.contract(config, shapes, views, precision)
     _check_overlap(options.overlap, contract)
-    return _Choice(
-        policy,
-        deployment,
-        config,
-        views,
-        shapes,
-        precision,
-        contract,
-        norm_stats,
-    )
+    return _Choice(policy, deployment, config, views, shapes, precision, contract, norm_stats)
 
 
 def views_of(options: LoadOptions) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class Format(StrEnum):
     FP8 = "fp8"  # E4M3 weights, a scale a row or one; E4M3 input, one calibrated scale
     W8A16 = "w8a16"  # E4M3 weights, a scale a row; bf16 input
     I8A16 = "i8a16"  # int8 weights, a scale a row; bf16 input
+    W4A16 = "w4a16"  # 4-bit weights, a scale for each run of a row; bf16 input
 
 
 #: Element type of the weights of low-bit formats.
@@ -38,7 +39,10 @@ STORED: Mapping[Format, DType] = {
     Format.FP8: DType.F8E4M3,
     Format.W8A16: DType.F8E4M3,
     Format.I8A16: DType.I8,
+    Format.W4A16: DType.U8,  # two weights a byte
 }
+#: Weights of a row that share a scale in :attr:`Format.W4A16`: the largest that divides the row.
+RUNS = (128, 64, 32, 16, 8)
 LOW_BIT = tuple(STORED)
 #: Formats that a plan of this base may give a site.
 _OF_BASE: Mapping[Format, tuple[Format, ...]] = {
@@ -57,6 +61,8 @@ class Site:
         source: scratch buffer that holds its input; empty where an op makes the input itself.
         rows: int32 buffer that says how many of the input's rows count; empty: all.
         formats: low-bit formats that it may have.
+        shared: static buffer of the same weights that other products read, too, in the plan's base;
+            where the site has the base, it does without one of its own. Empty: none.
         rows_scaled: whoever multiplies two E4M3 operands can multiply by a scale for each row of
             the weight. A library product cannot, not at its full speed.
     """
@@ -64,8 +70,9 @@ class Site:
     weight: str
     source: str = ""
     rows: str = ""
-    formats: tuple[Format, ...] = LOW_BIT
+    formats: tuple[Format, ...] = (Format.FP8, Format.W8A16, Format.I8A16)
     rows_scaled: bool = True
+    shared: str = ""
 
     @property
     def weight_scale(self) -> str:
@@ -75,6 +82,10 @@ class Site:
     def scales(self, form: Format, rows: int) -> int:
         """Scales of a weight of N ``rows`` in a low-bit format: N, or one for all."""
         return rows if self.rows_scaled or form is not Format.FP8 else 1
+
+    def stored(self, form: Format, columns: int) -> int:
+        """Numbers that hold a row of ``columns`` weights in a low-bit format."""
+        return columns // 2 if form is Format.W4A16 else columns
 
     @property
     def x_scale(self) -> str:
@@ -111,7 +122,11 @@ class Precision:
 
     @property
     def tier(self) -> str:
-        """What its gates are named after: the base, or ``fp8`` where a site has 8 bits."""
+        """What its gates are named after: the base, or ``fp8`` where a site has 8 bits, or ``int4``
+        where one has four.
+        """
+        if Format.W4A16 in self.sites.values():
+            return "int4"
         return "fp8" if set(self.sites.values()) & set(LOW_BIT) else str(self.base)
 
     def __str__(self) -> str:
@@ -122,6 +137,14 @@ class Precision:
             if names:
                 parts.append(f"{form}: {', '.join(names)}")
         return "; ".join(parts)
+
+
+def run_of(columns: int) -> int:
+    """Weights that share a scale in a row of so many; OptionError where no run divides it."""
+    for run in RUNS:
+        if columns % run == 0:
+            return run
+    raise OptionError(_WHERE, expected=f"rows of a multiple of {RUNS[-1]} for w4a16", got=columns)
 
 
 class _Loader(yaml.SafeLoader):

@@ -8,8 +8,8 @@ one thread drives an engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,44 +18,27 @@ from torch import Tensor
 from .c_interface.export import Export
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
-from .devices.base import NUMPY_DTYPES
-from .errors import InputError, NumericsError, ShapeKeyError
+from .decision import Decision, check_finite
+from .drawing import NOISE, SEEDS, Noise, checked_value, noise_for
+from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
 from .guidance import Previous
-from .policies.base import Observation, Processor, as_array
+from .images import Frame
+from .past import Past
+from .policies.base import Observation, Processor
 from .text import check_text
 from .whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from .engine import Engine
 
+__all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
+
 Array = np.ndarray[Any, Any]
 
-# Names that a generative policy's contract must use; the session fills the one and reads the other.
-NOISE = "noise"
+#: The output that a generative policy's contract must have.
 ACTIONS = "actions"
-#: What a session's seed may be.
-SEEDS = range(1 << 64)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The result of one action stage.
-
-    Attributes:
-        index: number of the decision in its session; with the seed it determines the noise.
-        actions: [horizon, action_dim] float32, robot units.
-        raw: [horizon, padded action dim] float32, as the network gave it.
-        stage_ms: milliseconds of each stage that ran.
-        stamp_ns: stamp of the observation the retained context was made from.
-    """
-
-    index: int
-    actions: Array
-    raw: Array
-    stage_ms: dict[str, float]
-    stamp_ns: int
 
 
 class Session:
@@ -66,6 +49,7 @@ class Session:
         self.engine = engine
         self.ledger = Ledger(engine.contract, host.lineage)
         self._host = host
+        self.past = Past(engine.contract, engine.processor)
 
     @property
     def contract(self) -> Contract:
@@ -98,6 +82,11 @@ class Session:
         return self._host.decisions
 
     @property
+    def turn(self) -> int:
+        """Decisions of the episode, where they build on each other; else 0."""
+        return self._host.turn
+
+    @property
     def shape(self) -> ShapeKey | None:
         """The captured shape in use; None before the first observation."""
         return self._host.shape
@@ -115,11 +104,39 @@ class Session:
             self._host = replace(self._host, prompt=text)
             self.ledger.announce(Rate.PROMPT)
 
-    def observe(self, observation: Observation) -> None:
+    @property
+    def intact(self) -> bool:
+        """Whether what the last decision left can be trusted; not so after a failure."""
+        return self.ledger.is_made(self.contract.decision_stages[-1].name)
+
+    def restart(self) -> None:
+        """A new episode: nothing is remembered of what was seen and done. Prompt and seed stay."""
+        self.engine.check_here(f"session {self.name!r}")
+        self.past.clear()
+        self._host = replace(self._host, turn=0, raw=None)
+
+    def record(self, images: Mapping[str, Array | Frame]) -> None:
+        """Keep what cameras see while a chunk is executed, one picture every so many rows.
+
+        The last one of a chunk is part of the observation. InputError where none is expected.
+        """
+        self.past.record(images, self._host.turn, self.name)
+
+    def chunk(self) -> Array | None:
+        """Rows [rows, action_dim] that are to be executed before the next decision, in a policy
+        with a history: those of the last decision, be it made here or restored. None before one.
+        """
+        history, host = self.contract.history, self._host
+        if history is None or host.raw is None:
+            return None
+        actions = self.processor.decode(np.array(host.raw), host.robot_state)
+        return actions[-history.rows[history.variant(host.turn - 1)] :]
+
+    def observe(self, observation: Observation, *, executed: Array | None = None) -> None:
         """Encode an observation and write every window of it.
 
         All values are checked before any window changes, and none of its arrays is kept. InputError
-        names the input that is wrong.
+        names the input that is wrong. ``executed``: as of :meth:`decide`.
         """
         if not self._host.prompt:
             raise InputError(
@@ -134,6 +151,7 @@ class Session:
             )
         stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
         values = self.processor.encode(observation, self._host.prompt)
+        values = self.past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
         self._write(self._checked(values), shape)
@@ -160,7 +178,7 @@ class Session:
         self._write(checked, self._shape())
 
     def select_shape(self, shape: ShapeKey) -> None:
-        """Use a captured shape; retained values of another shape are forgotten."""
+        """Use a captured shape; retained values of another shape, no history, are forgotten."""
         if shape not in self.contract.shapes:
             raise ShapeKeyError(
                 "shape", expected=f"one of {[str(key) for key in self.contract.shapes]}", got=shape
@@ -168,7 +186,7 @@ class Session:
         self.engine.admit(self)
         if shape != self._host.shape:
             self._host = replace(self._host, shape=shape, staged={})
-            self.ledger.forget()
+            self.ledger.forget(self.contract.of_shape)
 
     def run(self, stage: str, *, allow_stale: bool = False) -> dict[str, float]:
         """Replay one stage; its milliseconds by name.
@@ -177,6 +195,7 @@ class Session:
         (unless ``allow_stale``) older than the inputs.
         """
         spec = self.contract.stage(stage)
+        self.past.check_alone(f"stage {stage!r} by itself", harmless=spec.transform)
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
         return self.engine.replay(self, (spec,), self._shape())
@@ -185,22 +204,27 @@ class Session:
         self,
         observation: Observation | None = None,
         *,
-        noise: Array | None = None,
+        noise: Noise | None = None,
         previous: Previous | None = None,
+        executed: Array | None = None,
         split: bool = False,
     ) -> Decision:
         """One decision: windows in, stages in contract order, actions out.
 
         Args:
             observation: what to act on; None keeps the windows as they are.
-            noise: [horizon, padded action dim] float32; None draws it from (seed, index).
+            noise: [horizon, padded action dim] float32, or arrays by input where there are several;
+                what is not given is drawn from (seed, index).
             previous: the chunk that the robot goes on with, to be continued, in a plan that was
                 loaded with ``real_time_chunking``. Kept rows come back, rounded to float32.
+            executed: [rows, action_dim], for a policy with a history: what was done with the last
+                chunk, in robot units; None: what was decided. Decisions start where a chunk ends.
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
         previous = self.engine.guide.checked(previous)
+        self.past.check_decide(observation, self._host, self.intact, self.name)
         if observation is not None:
-            self.observe(observation)
+            self.observe(observation, executed=executed)
         self.engine.admit(self)
         self._write_noise(noise)
         self._write_guidance(previous)
@@ -209,18 +233,25 @@ class Session:
         for stage in stages:
             self.ledger.check(stage, ran=names)
         timings: dict[str, float] = {}
+        variant = self.contract.variant(self._host.turn)
+        split = split or self.contract.history is not None
         for stage in stages[:-1] if split else ():
-            timings |= self.engine.replay(self, (stage,), self._shape())
-        return self._finish(timings | self._replay_last(stages[-1:] if split else stages))
+            timings |= self.engine.replay(self, (stage,), self._shape(), variant=variant)
+        last = stages[-1:] if split else stages
+        return self._finish(timings | self._replay_last(last, variant))
 
     def act(
         self,
         *,
-        noise: Array | None = None,
+        noise: Noise | None = None,
         previous: Previous | None = None,
         allow_stale: bool = False,
     ) -> Decision:
-        """The last stage alone, on the retained results of those before it; else as `decide`."""
+        """The last stage alone, on the retained results of those before it; else as `decide`.
+
+        SessionError in a policy with a history, whose stages change what they read.
+        """
+        self.past.check_alone("the last stage alone")
         previous = self.engine.guide.checked(previous)
         self.engine.admit(self)
         self._write_noise(noise)
@@ -237,6 +268,7 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
+        self.past.check_boundary(f"capsule {name!r}")
         engine = self.engine
         copier = engine.admit(self).copier
         return engine.capsules.save(name, self.name, self.host_state(), copier)
@@ -272,6 +304,7 @@ class Session:
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
         self._host = host
+        self.past.clear()
         self.ledger.restore(host.lineage)
 
     def take_over(self, host: HostState, page: Page) -> None:
@@ -323,22 +356,20 @@ class Session:
         kept = {name: frozen(values[name]) for name in names}
         self._host = replace(self._host, staged={**others, **kept})
 
-    def _replay_last(self, stages: tuple[StageSpec, ...]) -> dict[str, float]:
+    def _replay_last(self, stages: tuple[StageSpec, ...], variant: int = 0) -> dict[str, float]:
         """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""
-        host, shape = self._host, self.contract.input(NOISE).shape
         return self.engine.replay(
             self,
             stages,
             self._shape(),
+            variant=variant,
             outputs=(self.contract.output(ACTIONS).buffer,),
-            meanwhile=partial(_drawn, host.seed, host.decisions + 1, shape),
+            meanwhile=partial(self.engine.noise.drawn, self._host.seed, self._host.decisions + 1),
         )
 
-    def _write_noise(self, noise: Array | None) -> None:
-        spec = self.contract.input(NOISE)
-        if noise is None:
-            noise = _drawn(self._host.seed, self._host.decisions, spec.shape)
-        self._fill(spec, checked_value(spec, noise))
+    def _write_noise(self, noise: Noise | None) -> None:
+        for spec, value in self.engine.noise.values(noise, self._host.seed, self._host.decisions):
+            self._fill(spec, value)
 
     def _write_guidance(self, previous: Previous | None) -> None:
         """Every decision says anew what guides it: what guided the last one is past."""
@@ -347,20 +378,18 @@ class Session:
 
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
-        if not np.isfinite(raw).all():
-            row, column = np.argwhere(~np.isfinite(raw))[0]
-            raise NumericsError(
-                f"actions of session {self.name!r}",
-                expected="finite values",
-                got=f"{raw[row, column]} at row {row}, dimension {column}",
-                remedy="check the weights and the precision plan",
-            )
-        host = self._host
+        host, history = self._host, self.contract.history
+        check_finite(raw, self.name, None if history is None else self.ledger.forget)
         # With its lineage: a snapshot that follows has nothing left to put together.
         self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())
+        actions = self.processor.decode(raw, host.robot_state)
+        if history is not None:
+            self.past.clear()
+            self._host = replace(self._host, turn=host.turn + 1, raw=frozen(raw))
+            actions = actions[-history.rows[history.variant(host.turn)] :]
         return Decision(
             index=host.decisions,
-            actions=self.processor.decode(raw, host.robot_state),
+            actions=actions,
             raw=raw,
             stage_ms=timings,
             stamp_ns=host.stamp_ns,
@@ -369,32 +398,3 @@ class Session:
     def _fill(self, spec: InputSpec, value: Array) -> None:
         self.engine.device.write(self.buffers[spec.buffer], value)
         self.ledger.written([spec.name])
-
-
-def noise_for(seed: int, index: int, shape: tuple[int, ...]) -> Array:
-    """Standard normal float32 noise of decision ``index``: a pure function of its arguments."""
-    bits = np.random.Philox(key=seed, counter=[0, 0, 0, index])
-    return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
-
-
-#: Keeps what was drawn ahead of its decision, for the sessions of a process.
-_drawn = lru_cache(maxsize=64)(noise_for)
-
-
-def checked_value(spec: InputSpec, value: Array) -> Array:
-    """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
-    value = as_array(f"input {spec.name!r}", value)
-    expected = NUMPY_DTYPES[spec.dtype]
-    fits = value.shape == spec.shape or (
-        spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]
-    )
-    if not fits or value.dtype != expected:
-        most = "at most " if spec.shorter else ""
-        raise InputError(
-            f"input {spec.name!r}",
-            expected=f"{most}{list(spec.shape)} {expected}",
-            got=f"{list(value.shape)} {value.dtype}",
-        )
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise InputError(f"input {spec.name!r}", expected="finite values", got="NaN or infinity")
-    return value

@@ -6,6 +6,7 @@ Source: paper section 3.4 and appendix A.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -131,6 +132,7 @@ class StageSpec:
 
     ``reads`` and ``writes`` name every buffer it touches except STATIC ones. A transform runs when
     the staged input it belongs to is written; other stages run in a decision, in declared order.
+    ``variants``: of a history, how many it has of its own; the last one serves for later turns.
     """
 
     name: str
@@ -140,6 +142,7 @@ class StageSpec:
     requires: tuple[str, ...] = ()
     transform: bool = False
     doc: str = ""
+    variants: int = 1
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,50 @@ class RegionSpec:
     def end(self) -> int:
         """First byte offset in the buffer behind the region."""
         return self.offset + (self.rows - 1) * self.pitch + self.row_bytes
+
+
+@dataclass(frozen=True)
+class HistorySpec:
+    """How the decisions of an episode build on each other.
+
+    A decision of such a policy starts with what was seen and done since the last one. Its number
+    in the episode, the turn, says which variant of its stages runs; the last variant is that of all
+    later turns.
+
+    Attributes:
+        pictures: of every camera that a decision takes, one entry a variant: those seen since the
+            decision before, at equal distances, the last one when all its rows were executed.
+        rows: of a chunk that are to be executed before the next decision, one entry a variant; they
+            are the chunk's last ones.
+        stride: executed rows between two pictures.
+        pictured: inputs whose first dimension are pictures.
+        executed: the input that takes a whole chunk as it was executed, in the network's numbers.
+        regions: what a capsule holds behind the first decision, the second, and so on, for every
+            shape; behind the last entry they come again from ``period`` entries before.
+        period: of ``regions``, 1 or more.
+    """
+
+    pictures: tuple[int, ...]
+    rows: tuple[int, ...]
+    stride: int
+    pictured: tuple[str, ...]
+    executed: str
+    regions: Mapping[ShapeKey, tuple[tuple[RegionSpec, ...], ...]]
+    period: int = 1
+
+    @property
+    def variants(self) -> int:
+        """How many variants of the stages there are."""
+        return len(self.pictures)
+
+    def variant(self, turn: int) -> int:
+        """The variant of a decision."""
+        return min(turn, self.variants - 1)
+
+    def age(self, turn: int) -> int:
+        """Which entry of ``regions`` holds behind so many decisions."""
+        count = len(next(iter(self.regions.values())))
+        entry = max(0, turn - 1)
+        if entry < count:
+            return entry
+        return count - self.period + (entry - count) % self.period

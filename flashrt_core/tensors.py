@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -29,6 +30,23 @@ class TensorSpec:
     used: bool = True
     aliases: tuple[str, ...] = ()
     outliers: bool = False
+
+
+@dataclass(frozen=True)
+class WeightsPart:
+    """A file that holds a part of a checkpoint.
+
+    Attributes:
+        start: what the policy's names of its tensors begin with.
+        file: a safetensors file, or the list of several.
+        within: what their names in the file begin with instead.
+        unread: beginnings of names in the file that nobody reads.
+    """
+
+    start: str
+    file: Path
+    within: str = ""
+    unread: tuple[str, ...] = ()
 
 
 class TensorSource(Protocol):

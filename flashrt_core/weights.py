@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoint import FILE_NAME, CheckpointWeights, Progress, file_of
+from .checkpoint import FILE_NAME, CheckpointWeights, PartedWeights, Progress, file_of
 from .errors import OptionError, WeightsError
 from .files import local_path
-from .tensors import TensorSource, TensorSpec
+from .tensors import TensorSource, TensorSpec, WeightsPart
 
 __all__ = [
     "OutlierWeights",
@@ -127,7 +127,10 @@ class OutlierWeights:
 
 
 def open_weights(
-    uri: str | Path, tensors: Mapping[str, TensorSpec], progress: Progress | None = None
+    uri: str | Path,
+    tensors: Mapping[str, TensorSpec],
+    progress: Progress | None = None,
+    parts: Sequence[WeightsPart] = (),
 ) -> TensorSource:
     """Opens a checkpoint.
 
@@ -136,12 +139,15 @@ def open_weights(
             safetensors file.
         tensors: names, shapes and random statistics that the policy expects.
         progress: told how far a file is hashed and packed.
+        parts: files that a folder's weights lie in; none: where they always lie.
 
     Raises:
         OptionError: ``random:`` or ``outliers:`` without a whole number >= 0.
         WeightsError: the path cannot be read, or holds other tensors.
     """
     path = checkpoint_path(uri)
+    if path is not None and parts:
+        return PartedWeights(parts, tensors, progress)
     if path is not None:
         return CheckpointWeights(file_of(path), tensors, progress)
     scheme, _, seed = str(uri).partition(":")

@@ -16,14 +16,17 @@ from .capsule.state import RegionCopier
 from .capsule.store import Held
 from .contract import BufferSpec, Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
-from .devices.base import AuditedLane
+from .devices.base import AuditedLane, Segment
 from .kernels.op import Lane
 
 if TYPE_CHECKING:
     from .session import Session
 
 StageBody = Callable[[Lane, Mapping[str, Tensor]], None]
-Programs = dict[tuple[ShapeKey, tuple[str, ...]], Program]
+#: By shape, stages and, for a policy with a history, their variant.
+Programs = dict[tuple[ShapeKey, tuple[str, ...], int], Program]
+#: Makes the body of a stage, by name, shape and, for a policy with a history, variant.
+MakeBody = Callable[..., StageBody]
 
 
 @dataclass
@@ -46,7 +49,7 @@ class WorkingSet:
         device: which they are on.
         contract: of the plan.
         buffers: all that the contract names.
-        body: makes the body of a stage, by name and shape.
+        body: makes the body of a stage.
         slots: all that its state may be copied to and from.
     """
 
@@ -55,7 +58,7 @@ class WorkingSet:
         device: Device,
         contract: Contract,
         buffers: dict[str, Tensor],
-        body: Callable[[str, ShapeKey], StageBody],
+        body: MakeBody,
         slots: Iterable[Tensor],
     ) -> None:
         self.buffers = buffers
@@ -86,17 +89,17 @@ class WorkingSet:
         if outgoing is not None:
             host = outgoing.host_state()
             if host.shape is not None and host.lineage.made:
-                self.copier.save(host.shape, parking[outgoing.name])
-                traffic.nbytes += self.copier.nbytes(host.shape)
+                self.copier.save(host.shape, parking[outgoing.name], host.turn)
+                traffic.nbytes += self.copier.nbytes(host.shape, host.turn)
                 parked.add(outgoing.name)
             traffic.switches += 1
             outgoing.ledger.lose_windows()
             self.resident = None  # should the rest fail, the buffers hold nobody's state
         if capsule is not None and capsule.host.shape is not None:
-            self.copier.load(capsule.host.shape, capsule.slot)
+            self.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
         elif session.name in parked and session.shape is not None:
-            self.copier.load(session.shape, parking[session.name])
-            traffic.nbytes += self.copier.nbytes(session.shape)
+            self.copier.load(session.shape, parking[session.name], session.turn)
+            traffic.nbytes += self.copier.nbytes(session.shape, session.turn)
         parked.discard(session.name)
         self.resident = session
 
@@ -123,26 +126,34 @@ def set_buffers(contract: Contract, memory: Mapping[str, Tensor], index: int) ->
 
 
 def _capture(
-    device: Device,
-    contract: Contract,
-    buffers: dict[str, Tensor],
-    body: Callable[[str, ShapeKey], StageBody],
+    device: Device, contract: Contract, buffers: dict[str, Tensor], body: MakeBody
 ) -> Programs:
-    """Every stage of every shape on its own, and each shape's whole decision as one."""
+    """Every stage of every shape on its own, and each shape's whole decision as one.
+
+    A decision that has variants is replayed stage by stage: each variant of a stage is captured
+    once, however many others it may follow.
+    """
     static = {spec.name for spec in contract.buffers if spec.role is Role.STATIC}
     programs: Programs = {}
 
-    def segment(stage: StageSpec, shape: ShapeKey) -> tuple[str, Callable[[Lane], None]]:
+    def segment(stage: StageSpec, shape: ShapeKey, variant: int) -> Segment:
         allowed = static | set(stage.reads) | set(stage.writes)
-        made = body(stage.name, shape)
+        which = () if contract.history is None else (variant,)
+        made = body(stage.name, shape, *which)
         return stage.name, lambda lane: made(
             AuditedLane(lane, stage.name, buffers, allowed), buffers
         )
 
     whole = contract.decision_stages
-    groups = [(stage,) for stage in contract.stages] + ([whole] if len(whole) > 1 else [])
+    groups: list[tuple[tuple[StageSpec, ...], int]]
+    groups = [((stage,), 0) for stage in contract.stages]
+    if contract.history is not None:
+        groups += [((stage,), v) for stage in whole for v in range(1, stage.variants)]
+    elif len(whole) > 1:
+        groups.append((whole, 0))
     for shape in contract.shapes:
-        for group in groups:
+        for group, variant in groups:
             names = tuple(stage.name for stage in group)
-            programs[shape, names] = device.capture([segment(stage, shape) for stage in group])
+            parts = [segment(stage, shape, variant) for stage in group]
+            programs[shape, names, variant] = device.capture(parts)
     return programs

@@ -17,7 +17,9 @@ from std_msgs.msg import Header
 from flashrt_core.errors import NumericsError
 from flashrt_core.guidance import Previous
 from flashrt_core.load import MAIN
+from flashrt_core.policies.base import Observation
 from flashrt_core.session import Decision, Session
+from flashrt_ros.episode import Episode
 from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.ingest import NOTHING, Ingest
 from flashrt_ros.msg import ActionChunk, DecisionTiming
@@ -82,6 +84,11 @@ class Decider:
         self._dt = duration_message(round(config.action_dt_s * SECOND))
         self._horizon = max(session.contract.shapes).horizon
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
+        history = session.contract.history
+        #: Where decisions build on each other, the main session's chunk under way; else None.
+        self.episode = (
+            None if history is None else Episode(history, round(config.action_dt_s * SECOND))
+        )
 
     def decide(
         self,
@@ -89,6 +96,7 @@ class Decider:
         reuse_context: bool = False,
         not_before: Mapping[str, int] = NOTHING,
         continuation: Continuation | None = None,
+        executed: np.ndarray | None = None,
     ) -> Any:
         """Decide and return the ActionChunk.
 
@@ -97,6 +105,8 @@ class Decider:
             reuse_context: run the action stage alone, on the retained context.
             not_before: input name -> the least stamp (ns) of the sample to use.
             continuation: what the chunk continues; with an observation only.
+            executed: [rows, action_dim], where decisions build on each other: what was done with
+                the last chunk; None: it was executed as it was decided.
 
         The main session's chunk is also published, if the node is still active; chunks of other
         sessions are branches that no controller asked for, and only returned.
@@ -107,13 +117,19 @@ class Decider:
             FlashRTError: whatever the session refuses.
         """
         session = self._engine.session(session_name)
+        if self.episode is not None and session_name == MAIN:
+            if session.turn and not session.intact:
+                self.begin_anew()  # what failed before took the past with it
+            if self._takes_up(session):
+                return self._taken_up(session)
         start, image_age_ns = time.perf_counter_ns(), None
         previous: Previous | None = None
         if not reuse_context:
             now_ns = self._outlet.now_ns()
             gathered = self._ingest.gather(now_ns, not_before)
             image_age_ns = now_ns - gathered.newest_image_ns
-            session.observe(gathered.observation)
+            self._look_late(session, gathered.observation, now_ns)
+            session.observe(gathered.observation, executed=executed)
             self._oldest_ns[session_name] = gathered.oldest_stamp_ns
             if gathered.masked:
                 self._statistics.count("masked")
@@ -123,14 +139,7 @@ class Decider:
         decision = session.act() if reuse_context else session.decide(previous=previous)
         cpu_ns = time.thread_time_ns() - cpu_ns
         self._statistics.policy_ran(cpu_ns)
-        if not np.isfinite(decision.actions).all():
-            # The network's own output is checked by the session; statistics can still overflow it.
-            raise NumericsError(
-                f"actions of session '{session_name}'",
-                expected="finite values in robot units",
-                got="NaN or infinity",
-                remedy="check the normalisation statistics",
-            )
+        _check_units(decision, session_name)
         if previous is not None:
             self._statistics.count("guided")
             self._statistics.count("kept_rows", previous.frozen)
@@ -142,14 +151,68 @@ class Decider:
             self._publish(chunk, decision, marks)
         return chunk
 
+    def look(self) -> None:
+        """Keep the picture of every camera that is due on the way through a chunk.
+
+        One that is late serves for all that were due before it. StaleInputError where a camera has
+        none yet.
+        """
+        episode, session = self.episode, self._engine.session(MAIN)
+        wanted_ns = None if episode is None else episode.wanted_ns()
+        if episode is None or wanted_ns is None:
+            return
+        least = {camera.name: wanted_ns for camera in self._ingest.cameras}
+        gathered = self._ingest.gather(self._outlet.now_ns(), least)
+        while wanted_ns is not None and wanted_ns <= gathered.newest_image_ns:
+            session.record(gathered.observation.images)
+            episode.seen()
+            wanted_ns = episode.wanted_ns()
+
     def forget_ages(self, session_name: str) -> None:
-        """The context of a session came from elsewhere (restore, fork): its input ages too."""
+        """The context of a session came from elsewhere (restore, fork): its input ages too, and the
+        chunk that it was to execute.
+        """
         self._oldest_ns.pop(session_name, None)
+        if session_name == MAIN and self.episode is not None:
+            self.episode.clear()
 
     def restart(self) -> None:
-        """Count the main session's decisions, and so its noise, from 0 again."""
+        """Count the main session's decisions, and so its noise, from 0 again; a new episode."""
         session = self._engine.session(MAIN)
         session.resume(replace(session.host_state(), decisions=0))
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Where decisions build on each other: a new episode of the main session."""
+        if self.episode is not None:
+            self._engine.session(MAIN).restart()
+            self.episode.clear()
+
+    def _takes_up(self, session: Session) -> bool:
+        """Whether the chunk of a restored decision is to be executed before another one is made."""
+        return session.turn > 0 and self.episode is not None and not self.episode.under_way
+
+    def _taken_up(self, session: Session) -> Any:
+        """Publish that chunk as if it had just been decided."""
+        stamp_ns = session.host_state().stamp_ns
+        actions = np.asarray(session.chunk(), np.float32)
+        decision = Decision(session.decisions - 1, actions, actions, {}, stamp_ns)
+        now = time.perf_counter_ns()
+        marks = _Marks(now, now, now)
+        chunk = self._chunk(MAIN, decision, stamp_ns, marks)
+        if self._outlet.open():
+            self._publish(chunk, decision, marks)
+        return chunk
+
+    def _look_late(self, session: Session, observation: Observation, now_ns: int) -> None:
+        """Where a chunk is over and a camera showed too little of it: the newest picture again."""
+        episode = self.episode
+        if episode is None or session.name != MAIN or not episode.over(now_ns):
+            return
+        while episode.wanted_ns() is not None:
+            session.record(observation.images)
+            episode.seen()
+            self._statistics.count("late_pictures")
 
     def _chunk(
         self, session_name: str, decision: Decision, oldest_ns: int, marks: _Marks
@@ -160,6 +223,13 @@ class Decider:
         data = array.array("f")
         data.frombytes(decision.actions.tobytes())
         now_ns = self._outlet.now_ns()
+        # Row 0 answers the observation: a late chunk is entered at the row that is due now. Where
+        # decisions build on each other every row is executed, from now on.
+        first = stamp
+        if self.episode is not None:
+            first = time_message(now_ns)
+            if session_name == MAIN:
+                self.episode.begin(now_ns, self._engine.session(MAIN).turn - 1)
         return ActionChunk(
             header=Header(stamp=stamp),
             policy=config.policy,
@@ -172,8 +242,7 @@ class Decider:
             action_dim=action_dim,
             data=data,
             dt=self._dt,
-            # Row 0 answers the observation: a late chunk is entered at the row that is due now.
-            first_action_stamp=stamp,
+            first_action_stamp=first,
             observation_age=duration_message(now_ns - oldest_ns),
             inference_time=duration_message(marks.decided - marks.start),
             generated=time_message(now_ns),
@@ -204,6 +273,19 @@ class Decider:
                 sequence=chunk.sequence,
                 **vars(timing),
             )
+        )
+
+
+def _check_units(decision: Decision, session_name: str) -> None:
+    """NumericsError where an action is not finite: the network's own output is checked by the
+    session, statistics can still overflow it.
+    """
+    if not np.isfinite(decision.actions).all():
+        raise NumericsError(
+            f"actions of session '{session_name}'",
+            expected="finite values in robot units",
+            got="NaN or infinity",
+            remedy="check the normalisation statistics",
         )
 
 

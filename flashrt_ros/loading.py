@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flashrt_core.contract import Contract
 from flashrt_core.errors import OptionError
 from flashrt_core.load import LoadOptions
 from flashrt_core.policies import find_policy
@@ -62,6 +63,16 @@ def check_delay(config: NodeConfig, horizon: int) -> None:
             "parameter 'execution.delay_s'",
             expected=f"less than {lasts_s:g} s, which a chunk lasts (horizon, action.dt_s)",
             got=config.execution.delay_s,
+        )
+
+
+def check_history(config: NodeConfig, contract: Contract) -> None:
+    """OptionError when decisions that build on each other are to begin before a chunk is over."""
+    if contract.history is not None and config.execution.replan_rows:
+        raise OptionError(
+            "parameter 'execution.replan_rows'",
+            expected=f"0: policy '{config.policy}' decides where a chunk ends",
+            got=config.execution.replan_rows,
         )
 
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rclpy.clock import Clock, ClockChange, ClockType, JumpThreshold, TimeJump
-from rclpy.duration import Duration
+from rclpy.clock import Clock, ClockType, TimeJump
 from rclpy.task import Future
 
 from flashrt_core import images
@@ -22,6 +21,7 @@ from flashrt_core.engine import describe
 from flashrt_core.errors import FlashRTError
 from flashrt_core.load import MAIN, load
 from flashrt_core.session import Session
+from flashrt_ros.clock_jumps import on_jumps, told
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import BusyError, StaleInputError, WrongStateError
@@ -29,14 +29,16 @@ from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.execution.control import Control
 from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
-from flashrt_ros.inputs import AHEAD_NS, Input, Refusal
+from flashrt_ros.inputs import Input, Refusal
 from flashrt_ros.loading import (
     LoadLog,
     check_action_kind,
     check_delay,
+    check_history,
     check_replan_rows,
     load_options,
 )
+from flashrt_ros.looker import Looker
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.prompt_topic import PromptTopic
 from flashrt_ros.stamps import in_seconds
@@ -113,15 +115,8 @@ class Runtime:
         self.ingest.start(decoded.trigger)
         release(self._stop_decoders)
         for item in self.ingest.inputs.values():
-            subscription = subscribe(
-                self.node,
-                item,
-                self.ingest,
-                self._outlet.now_ns,
-                self._arrived,
-                self.edge_log,
-            )
-            release(self.node.destroy_subscription, subscription)
+            whose = (item, self.ingest, self._outlet.now_ns, self._arrived, self.edge_log)
+            release(self.node.destroy_subscription, subscribe(self.node, *whose))
         self._fresh = FreshImages(
             self.node, self.ingest.cameras, config.sync_fresh_images_s, self._decide
         )
@@ -145,14 +140,21 @@ class Runtime:
         horizon = max(self.session.contract.shapes).horizon
         check_replan_rows(config, horizon)
         check_delay(config, horizon)
+        check_history(config, self.session.contract)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
         self.decider = Decider(self.session, self.ingest, config, outlet, self.statistics)
-        jump = JumpThreshold(
-            min_forward=None, min_backward=Duration(nanoseconds=-AHEAD_NS), on_clock_change=True
+        self._looker = Looker(
+            self.decider.episode,
+            self.worker,
+            self.decider.look,
+            self.ready,
+            tuple(camera.name for camera in self.ingest.cameras),
+            outlet.now_ns,
+            self.execution,
+            self._after_decision,
         )
-        handle = self.node.get_clock().create_jump_callback(jump, post_callback=self._on_jump)
-        release(handle.unregister)
+        release(on_jumps(self.node, self._on_jump))
 
     def _build_execution(self, outlet: Outlet) -> Outlet:
         """Build the execution; an outlet whose chunks it gets, too."""
@@ -230,7 +232,9 @@ class Runtime:
             return
         now_ns, before_ns = self._outlet.now_ns(), self._clock_ns
         self._clock_ns = now_ns
+        episode = self.decider.episode
         planned_s = self.config.execution.replan_rows * self.config.action_dt_s
+        planned_s = planned_s if episode is None else episode.seconds
         period_s = max(1.0 / self.config.rate_hz, planned_s)
         silent_s = time.monotonic() - self._answered_s
         if silent_s < max(_SILENT_PERIODS * period_s, _DECISION_S if self.deciding else _SILENT_S):
@@ -285,7 +289,13 @@ class Runtime:
         self.engine_view = describe(self.session.engine)
 
     def _tick(self) -> None:
-        """Queue a timed decision, unless the schedule says when the next one begins."""
+        """Queue a timed decision, unless the schedule, or the chunk under way, says when the next
+        one begins.
+        """
+        episode = self.decider.episode
+        if episode is not None and not episode.over(self._outlet.now_ns()):
+            self._looker.poll()
+            return
         if self.execution is not None and self.execution.paces(self.deciding):
             return
         if self.deciding:
@@ -297,6 +307,8 @@ class Runtime:
         """A message was taken: on the executor thread, whoever brings what is waited for."""
         self.waiters.poll()
         self._fresh.poll()
+        if self._timer is not None and not self.deciding:
+            self._looker.poll()
 
     def _decide(self) -> None:
         """Queue a timed decision, unless the previous one is not done: then this one is missed."""
@@ -314,14 +326,14 @@ class Runtime:
             return
         self.deciding = True
         continuation = None if self.execution is None else self.execution.continuation()
-        work = partial(self._timed_decision, continuation)
+        work = partial(self._timed_decision, continuation, self._looker.executed())
         self.worker.submit(work, self._after_decision, urgent=True)
         if self.execution is not None:
             self.execution.begun()
 
-    def _timed_decision(self, continuation: Continuation | None) -> None:
+    def _timed_decision(self, continuation: Continuation | None, executed: Any = None) -> None:
         try:
-            self.decider.decide(continuation=continuation)
+            self.decider.decide(continuation=continuation, executed=executed)
         finally:
             self.deciding = False
 
@@ -365,18 +377,10 @@ class Runtime:
         self._fresh.cancel()
         if self.execution is not None:
             self.execution.forget()
+        if self.decider.episode is not None:  # when its rows end is no longer known
+            self.worker.submit(self.decider.begin_anew, lambda _outcome: None, urgent=True)
         self.statistics.count("clock_jumps")
-        changes = {
-            ClockChange.ROS_TIME_ACTIVATED: "changed to /clock (use_sim_time was set)",
-            ClockChange.ROS_TIME_DEACTIVATED: "changed to system time (use_sim_time was unset)",
-        }
-        change = changes.get(jump.clock_change)
-        what = change or f"jumped by {jump.delta.nanoseconds * 1e-9:.3f} s"
-        pace = "; decisions are paced as before until the next activation"
-        self.node.get_logger().warning(
-            f"the node's clock {what}; samples so far are forgotten"
-            + (pace if change and self._timer is not None else "")
-        )
+        self.node.get_logger().warning(told(jump, self._timer is not None))
 
     def _deliver(self) -> None:
         # Chunks before outcomes: a failure must not be forgotten for a chunk that came before it.

@@ -19,11 +19,13 @@ COMPARISONS = ("compare_precision", "compare_true_size")
 TOOLS = {
     "bench_docs": ["--check"],
     "check_gpu": [],
+    "compare_episodes": ["--narrow", "--device", "cpu"],
     "compare_precision": ["--narrow", "--place", "cpu"],
     "compare_scales": [],
     "compare_true_size": ["--narrow", "--place", "cpu"],
     "interface_docs": ["--check"],
     "record_goldens": ["lerobot"],
+    "record_lingbot_goldens": [],
     "soak": [],
     "train_tiny_tokenizer": [],
 }

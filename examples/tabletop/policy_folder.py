@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flashrt_core.checkpoint import FILE_NAME
 from flashrt_core.outputs import whole_file, write_text, writing
+from flashrt_core.policies.lerobot_processors import FILES
 from flashrt_core.policies.pi05.config import Pi05Config
-from flashrt_core.policies.pi05.processors import FILES
 
 from .demonstrations import EPS
 

@@ -110,9 +110,12 @@ def table(result: dict[str, Any]) -> Table:
         view.add_column(f"{name} {case['precision']}", justify="right")
     view.add_row("bytes", *(f"{case['bytes']:,}" for case in cases))
     for told, name in CAPSULE_ROWS.items():
-        view.add_row(told, *(f"{case[name]['p50']:,.1f}" for case in cases))
+        if all(name in case for case in cases):
+            view.add_row(told, *(f"{case[name]['p50']:,.1f}" for case in cases))
     view.add_row("rebuilt over restored", *(f"{case['restored_speedup']:.2f}" for case in cases))
-    view.add_row("made again over kept", *(f"{case['recompute_ratio']:.3f}" for case in cases))
+    if all("recompute_ratio" in case for case in cases):
+        again = (f"{case['recompute_ratio']:.3f}" for case in cases)
+        view.add_row("made again over kept", *again)
     exact = (f"{'all' if case['bit_exact'] else 'NOT all'} of {case['trials']}" for case in cases)
     view.add_row("trials with equal bits", *exact)
     return view

@@ -24,7 +24,7 @@ from ..session import NOISE, Decision, Session, noise_for
 from ..weights import open_weights
 from .case import Case, percentiles
 from .latency import shaped
-from .scene import OBSERVATIONS, PROMPT, STATE_DIM, observations
+from .scene import OBSERVATIONS, PROMPT, STATE_DIM, look_back, observations
 
 _T = TypeVar("_T")
 _OTHER, _BRANCH, _MARK = "other", "branch", "mark"
@@ -32,6 +32,8 @@ _OTHER_PROMPT = "open the drawer"
 _WARM_UP = 2
 #: The ways to the next action whose bits are compared.
 WAYS = ("restored", "forked", "from_host", "from_file", "rebuilt", "reused", "recomputed")
+#: The same where decisions build on each other, behind so many of them.
+EPISODE_WAYS, CHUNKS = ("restored", "forked", "from_host", "from_file", "rebuilt"), 16
 
 
 @dataclass
@@ -42,6 +44,7 @@ class CapsuleResult:
         times: by name, each with its unit at the end: one number a trial.
         equal: of every way, in how many trials its actions had equal bits.
         nbytes, file_bytes: of a capsule, and of its file.
+        chunks: decisions of the episode that it is of, where decisions build on each other.
         library: digest of the kernels.
     """
 
@@ -52,6 +55,7 @@ class CapsuleResult:
     nbytes: int = 0
     file_bytes: int = 0
     trials: int = 0
+    chunks: int = 0
     times: dict[str, list[float]] = field(default_factory=dict, repr=False)
     equal: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
 
@@ -64,6 +68,10 @@ class CapsuleResult:
         """The case as it goes into a result file."""
         found = {name: percentiles(values) for name, values in self.times.items()}
         median = {name: float(np.median(values)) for name, values in self.times.items()}
+        again = {}
+        if "reuse_ms" in median:
+            ratio = round(median["recompute_ms"] / median["reuse_ms"], 3)
+            again = {"recompute_ratio": ratio}
         return {
             "views": self.case.views,
             "prompt_tokens": self.case.prompt_tokens,
@@ -74,7 +82,8 @@ class CapsuleResult:
             "file_bytes": self.file_bytes,
             **found,
             "restored_speedup": round(median["rebuild_ms"] / median["restored_ms"], 3),
-            "recompute_ratio": round(median["recompute_ms"] / median["reuse_ms"], 3),
+            **again,
+            **({"chunks": self.chunks} if self.chunks else {}),
             "trials": self.trials,
             "equal": dict(self.equal),
             "bit_exact": self.bit_exact,
@@ -151,9 +160,13 @@ def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:
     engine = session.engine
     try:
         result = CapsuleResult(case, engine.device.name, options.precision, engine.device.library)
-        tables = StepTables(session, options)
+        alone = session.contract.history is None
+        tables = StepTables(session, options) if alone else None
         with tempfile.TemporaryDirectory(prefix="flashrt-") as folder:
-            run = _Run(engine, case, tables, Path(folder) / "capsule")
+            kind = _Run if alone else _EpisodeRun
+            run = kind(engine, case, tables, Path(folder) / "capsule")
+            if not alone:
+                result.equal, result.chunks = dict.fromkeys(EPISODE_WAYS, 0), CHUNKS
             for index in range(_WARM_UP):
                 run.trial(index)
             run.found = result
@@ -167,8 +180,9 @@ def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:
 class _Run:
     """The trials of one case; what they find goes into ``found``."""
 
-    def __init__(self, engine: Engine, case: Case, tables: StepTables, path: Path) -> None:
+    def __init__(self, engine: Engine, case: Case, tables: StepTables | None, path: Path) -> None:
         self.found = CapsuleResult(case, "", "", "")  # of the warm-up, which nobody reads
+        self.found.equal |= dict.fromkeys(EPISODE_WAYS, 0)
         self._engine = engine
         self._tables = tables
         self._path = path
@@ -230,21 +244,23 @@ class _Run:
         decision = self._timed("reuse_ms", lambda: main.decide(observation, noise=noise))
         self._compare("reused", decision, expected)
         main.decide(self._seen[(index + 2) % OBSERVATIONS])
-        self._tables.clear()  # what is not made again would be seen
+        tables = self._tables
+        assert tables is not None
+        tables.clear()  # what is not made again would be seen
         _wait_for_torch(self._engine.buffers["prompt_embedding"].zero_())
 
         def recompute() -> Decision:
             began = perf_counter()
             main.run("prompt")
             between = perf_counter()
-            self._tables.fill()
+            tables.fill()
             self._add("prompt_ms", (between - began) * 1e3)
             self._add("step_tables_ms", (perf_counter() - between) * 1e3)
             return main.decide(observation, noise=noise)
 
         decision = self._timed("recompute_ms", recompute)
         # Bits of the table too: one that stays wrong is wrong in all decisions alike.
-        self._compare("recomputed", decision, expected, also=self._tables.is_as_first())
+        self._compare("recomputed", decision, expected, also=tables.is_as_first())
 
     def _dirty(self, offset: int) -> None:
         """Let the other session use the buffers."""
@@ -267,6 +283,68 @@ class _Run:
 
     def _add(self, name: str, value: float) -> None:
         self.found.times.setdefault(name, []).append(value)
+
+
+class _EpisodeRun(_Run):
+    """The same where decisions build on each other: a capsule is what is left of an episode.
+
+    Rebuilding it is the whole episode once more, from what was seen and the noise of then.
+    """
+
+    def trial(self, index: int) -> None:
+        """Everything once."""
+        self._index = index
+        self.found.trials += 1
+        engine, store = self._engine, self._engine.store
+        engine.drop_session(MAIN)
+        main = engine.create_session(MAIN, prompt=PROMPT)
+        self._walk(main, CHUNKS)
+        info = self._timed("snapshot_us", lambda: main.snapshot(_MARK))
+        self.found.nbytes = info.nbytes
+        expected = self._walk(main, 1)
+
+        self._dirty(1)
+        self._timed("switch_us", lambda: main.restore(_MARK))
+        self._compare("restored", self._timed("restored_ms", lambda: self._walk(main, 1)), expected)
+        self._timed("restore_us", lambda: main.restore(_MARK))
+
+        self._dirty(2)
+        branch = self._timed("fork_us", lambda: engine.fork(_BRANCH, capsule=_MARK))
+        self._compare("forked", self._walk(branch, 1), expected)
+        engine.drop_session(_BRANCH)
+
+        self._timed("to_host_us", lambda: store.to_host(_MARK))
+        self._dirty(3)
+        self._timed("restore_from_host_us", lambda: main.restore(_MARK))
+        self._compare("from_host", self._walk(main, 1), expected)
+        self._timed("to_device_us", lambda: store.to_device(_MARK))
+
+        size = self._timed("file_write_ms", lambda: store.write_file(_MARK, self._path))
+        self.found.file_bytes = size
+        store.drop(_MARK)
+        self._timed("file_read_ms", lambda: store.read_file(self._path))
+        self._dirty(4)
+        main.restore(_MARK)
+        self._compare("from_file", self._walk(main, 1), expected)
+        store.drop(_MARK)
+
+        engine.drop_session(MAIN)
+        main = engine.create_session(MAIN, prompt=PROMPT)
+        self._dirty(5)
+        decision = self._timed("rebuild_ms", lambda: self._walk(main, CHUNKS + 1))
+        self._compare("rebuilt", decision, expected)
+
+    def _walk(self, session: Session, turns: int) -> Decision:
+        """So many further decisions of the episode; the last one."""
+        for _ in range(turns):
+            observation = self._seen[session.turn % OBSERVATIONS]
+            look_back(session, observation)
+            decision = session.decide(observation)
+        return decision
+
+    def _dirty(self, offset: int) -> None:
+        self._other.restart()
+        super()._dirty(offset)
 
 
 def _wait_for_torch(buffer: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ to case on the device.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -24,13 +24,14 @@ from ..errors import OptionError
 from ..fingerprint import Fingerprint
 from ..load import LoadOptions, configuration, make_plan, precision_of, start
 from ..policies import find_policy
+from ..policies.base import Observation
 from ..session import Session
 from ..weights import checkpoint_path, open_weights
 from .case import Case, percentiles
 from .layers import LayerTrace, layer_traces
 from .machine import gpu_state
 from .roofline import CEILINGS, floor_ms
-from .scene import OBSERVATIONS, PROMPT, STATE_DIM, observations
+from .scene import OBSERVATIONS, PROMPT, STATE_DIM, look_back, observations
 from .trace import KernelTime, totals, trace
 
 _WARM_UP = 30
@@ -188,23 +189,25 @@ def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -
     assert isinstance(device, CudaDevice)
     seen = observations(session, case)
     session.set_prompt(PROMPT)
-    for index in range(_WARM_UP):
+    for index in range(_WARM_UP + session.contract.ages - 1):  # a history is full then
+        look_back(session, seen[index % OBSERVATIONS])
         session.decide(seen[index % OBSERVATIONS])
     shape, names = session.shape, tuple(s.name for s in session.contract.decision_stages)
     assert shape is not None
-    program = session.engine.program(shape, names)
-    assert isinstance(program, CudaProgram)
     replay, call = np.empty(samples), np.empty(samples)
     stages = {name: np.empty(samples) for name in names}
     for index in range(samples):
         observation = seen[index % OBSERVATIONS]
+        look_back(session, observation)  # while a chunk is executed: no part of a decision
         began = perf_counter()
         decision = session.decide(observation)
         call[index] = (perf_counter() - began) * 1e3
         for name in names:
             stages[name][index] = decision.stage_ms[name]
         replay[index] = sum(decision.stage_ms.values())
-    parts = {name: session.engine.program(shape, (name,)) for name in names}
+    own = {stage.name: stage.variants for stage in session.contract.decision_stages}
+    parts = {name: session.engine.program(shape, (name,), own[name] - 1) for name in names}
+    kernels = {name: getattr(part, "kernels", 0) for name, part in parts.items()}
     _, config = configuration(shaped(options, case))
     layers = shape.steps * find_policy(options.policy).measures.step_layers(config)
     return CaseResult(
@@ -212,21 +215,41 @@ def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -
         replay=replay,
         call=call,
         stages=stages,
-        kernels=program.kernels,
-        stage_kernels={name: getattr(part, "kernels", 0) for name, part in parts.items()},
+        kernels=_kernels(session, shape, names, kernels),
+        stage_kernels=kernels,
         # The two ends of a step are counted in: an upper bound of what a layer takes.
         expert_layer_us=float(np.median(stages["action"])) * 1e3 / layers,
         floor=_floor(device, shape, options, config),
         fingerprint=session.fingerprint,
-        actions=session.decide(seen[0], noise=_noise(session)).raw,
+        actions=_compared(session, seen[0]),
     )
+
+
+def _kernels(
+    session: Session, shape: ShapeKey, names: tuple[str, ...], parts: Mapping[str, int]
+) -> int:
+    """Of a whole decision: one program, or one a stage."""
+    if session.contract.history is not None:
+        return sum(parts.values())
+    program = session.engine.program(shape, names)
+    assert isinstance(program, CudaProgram)
+    return program.kernels
+
+
+def _compared(session: Session, observation: Observation) -> np.ndarray[Any, Any]:
+    """Raw actions that other plans' are compared with; of an episode's first decision."""
+    session.restart()
+    return session.decide(observation, noise=_noise(session)).raw
 
 
 def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> None:
     device, shape = session.engine.device, session.shape
     assert isinstance(device, CudaDevice) and shape is not None
     names = tuple(stage.name for stage in session.contract.decision_stages)
-    result.traced = trace(device, session.engine.program(shape, names))
+    if session.contract.history is not None:
+        names = names[-1:]  # one program a stage
+    last = session.contract.stage(names[-1]).variants - 1
+    result.traced = trace(device, session.engine.program(shape, names, last))
     _, config = configuration(options)
     depths = find_policy(options.policy).measures.depths(config)
     result.layers = layer_traces(result.traced, dict(depths))

@@ -12,12 +12,23 @@ PROMPT = "pick up the cup"
 STATE_DIM = 1
 #: Observations that are drawn beforehand and shown in turn; no two neighbours are equal.
 OBSERVATIONS = 16
+_CAMERA = 256
+
+
+def look_back(session: Session, observation: Observation) -> None:
+    """Show a policy that looks back what it wants to have seen before an observation: the same."""
+    history = session.contract.history
+    if history is not None:
+        for _ in range(history.pictures[history.variant(session.turn)] - 1):
+            session.record(observation.images)
 
 
 def observations(session: Session, case: Case) -> list[Observation]:
     """As many as OBSERVATIONS says, of the size that the network sees."""
     generator = np.random.default_rng(case.views)
     side = session.contract.input(f"image.{session.processor.views[0]}").shape[0]
+    if session.contract.history is not None:
+        side = _CAMERA  # its windows hold several pictures, and those in parts
     return [
         Observation(
             {

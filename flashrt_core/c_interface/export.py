@@ -152,7 +152,7 @@ class Lent:
         buffers, programs = [], []
         for working in engine.sets:
             buffers += tables.buffer_records(contract, working.buffers)
-            for (shape, names), program in working.programs.items():
+            for (shape, names, _), program in working.programs.items():
                 own = engine.device.native(program)
                 graph = records.Graph(
                     shape=contract.shapes.index(shape),

@@ -77,7 +77,7 @@ class Observer:
     def site_of(self, weight: Tensor, buffers: Mapping[str, Tensor]) -> tuple[str, int] | None:
         """Name and layer of the site that a weight belongs to; None for no site's."""
         for name, site in self._sites.items():
-            stack = buffers.get(site.weight)
+            stack = buffers.get(site.weight, buffers.get(site.shared))
             if stack is None:
                 continue
             offset = weight.data_ptr() - stack.data_ptr()

@@ -54,12 +54,13 @@ def calibrate(
     try:
         plan = make_plan(wide, device, told)
         body, shapes, encoding = plan.body, plan.contract.shapes, plan.processor.encoding
-        watched = replace(plan, body=lambda stage, shape: observer.watch(body(stage, shape)))
+        watched = replace(plan, body=lambda *which: observer.watch(body(*which)))
         session = start(watched, device, wide)
         observer.active = True
         digests = []
         for count, sample in enumerate(samples(session.processor), 1):
             session.set_prompt(sample[0])
+            session.restart()
             session.decide(sample[1])
             digests.append(digest_of(sample))
             if decided is not None:

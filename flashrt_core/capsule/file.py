@@ -36,11 +36,11 @@ from .state import Array, CapsuleImage, CapsuleInfo, HostState, Part
 # The first byte is no text, and a copy that "corrects" line ends damages the last ones.
 MAGIC, VERSION = b"\x89FRTC\r\n\n", 1
 #: Far above what a capsule takes: no file is read into memory beyond it.
-LARGEST = 1 << 30
+LARGEST = 1 << 33
 _LARGEST_HEADER = 1 << 20
 _PREFIX = struct.Struct("<8sIIQ")
 _DIGEST = hashlib.sha256().digest_size
-_STATE, _STAGED = "robot_state", "staged"
+_STATE, _RAW, _STAGED = "robot_state", "raw", "staged"
 _DTYPES = {f"<{kind}": np.dtype(f"<{kind}") for kind in ("f2", "f4", "f8", "i2", "i4", "i8")}
 _DTYPES |= {name: np.dtype(name) for name in ("|i1", "|u1", "|b1")}
 _I64, _U64 = 1 << 63, 1 << 64
@@ -111,6 +111,8 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
     named = {(_STAGED, name): value for name, value in host.staged.items()}
     if host.robot_state is not None:
         named[_STATE, ""] = host.robot_state
+    if host.raw is not None:
+        named[_RAW, ""] = host.raw
     kept = [image.payload.tobytes()]
     for (role, name), value in named.items():
         raw = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
@@ -135,6 +137,8 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
         "regions": table,
         "arrays": arrays,
     }
+    if host.turn:
+        document["turn"] = host.turn
     try:
         header = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
         # What cannot be read again is not written: the payload must be as long as the table says.
@@ -172,6 +176,8 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
         decisions=top.whole("decisions", 0, _I64),
         stamp_ns=top.whole("stamp_ns", -_I64, _I64),
         robot_state=arrays.pop((_STATE, ""), None),
+        turn=top.whole("turn", 1, _I64) if "turn" in document else 0,
+        raw=arrays.pop((_RAW, ""), None),
         staged={name: value for (_, name), value in arrays.items()},
         lineage=Lineage.of(lineage),
     )
@@ -205,8 +211,8 @@ def _arrays(table: Iterable[Fields], payload: Array, end: int) -> dict[tuple[str
     """Arrays of the host by role and name, which share memory with the payload."""
     found: dict[tuple[str, str], Array] = {}
     for row in table:
-        role = row.choice("role", (_STATE, _STAGED))
-        name = row.choice("name", ("",)) if role == _STATE else row.text("name")
+        role = row.choice("role", (_STATE, _RAW, _STAGED))
+        name = row.text("name") if role == _STAGED else row.choice("name", ("",))
         dtype = _DTYPES[row.choice("dtype", _DTYPES)]
         shape, nbytes = row.sizes("shape"), _extent(row, end)
         if prod(shape) * dtype.itemsize != nbytes:

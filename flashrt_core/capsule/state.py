@@ -30,7 +30,9 @@ class HostState:
     """What a session knows outside the buffers. Immutable, so that sharing it is copying it.
 
     Its arrays are copies that nobody can write (:func:`frozen`): a host reuses its own. ``staged``
-    holds the last values of staged inputs: their products are in the regions.
+    holds the last values of staged inputs: their products are in the regions. In a policy with a
+    history, ``turn`` counts the decisions of the episode, and ``raw`` are the last one's actions
+    [H, A] as the network gave them.
     """
 
     shape: ShapeKey | None = None
@@ -41,13 +43,16 @@ class HostState:
     robot_state: Array | None = None
     staged: Mapping[str, Array] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
+    turn: int = 0
+    raw: Array | None = None
 
     def owned(self) -> HostState:
         """The same with arrays of its own, whoever made these."""
-        state = self.robot_state
+        state, raw = self.robot_state, self.raw
         return replace(
             self,
             robot_state=None if state is None else frozen(state),
+            raw=None if raw is None else frozen(raw),
             staged={name: frozen(value) for name, value in self.staged.items()},
         )
 
@@ -109,35 +114,42 @@ class SlotCopier:
         self.contract = contract
         self._device = device
         self._nbytes = {
-            shape: sum(region.nbytes for region in regions)
-            for shape, regions in contract.regions.items()
+            (shape, age): sum(region.nbytes for region in contract.regions_at(shape, age))
+            for shape in contract.shapes
+            for age in range(contract.ages)
         }
 
-    def regions(self, shape: ShapeKey) -> tuple[RegionSpec, ...]:
-        """The regions a capsule of ``shape`` holds, in slot order."""
-        return self.contract.regions[shape]
+    @property
+    def sizes(self) -> frozenset[int]:
+        """Bytes that capsules may have."""
+        return frozenset(self._nbytes.values())
 
-    def parts(self, shape: ShapeKey) -> tuple[Part, ...]:
+    def regions(self, shape: ShapeKey, turn: int = 0) -> tuple[RegionSpec, ...]:
+        """The regions a capsule of ``shape`` holds behind ``turn`` decisions, in slot order."""
+        return self.contract.regions_at(shape, self.contract.age(turn))
+
+    def parts(self, shape: ShapeKey, turn: int = 0) -> tuple[Part, ...]:
         """The same as they lie in a capsule."""
         return tuple(
             Part(region.name, self.contract.buffer(region.buffer).dtype, region.nbytes)
-            for region in self.regions(shape)
+            for region in self.regions(shape, turn)
         )
 
-    def nbytes(self, shape: ShapeKey) -> int:
-        """Bytes a capsule of ``shape`` fills."""
-        return self._nbytes[shape]
+    def nbytes(self, shape: ShapeKey, turn: int = 0) -> int:
+        """Bytes such a capsule fills."""
+        return self._nbytes[shape, self.contract.age(turn)]
 
-    def copy_slot(self, shape: ShapeKey, source: Tensor, target: Tensor) -> None:
+    def copy_slot(self, shape: ShapeKey, source: Tensor, target: Tensor, turn: int = 0) -> None:
         """Slot -> slot."""
-        self._device.copy(target, source, self._nbytes[shape])
+        self._device.copy(target, source, self.nbytes(shape, turn))
 
 
 class RegionCopier(SlotCopier):
     """Moves the regions of one shape between working buffers and a slot.
 
     Where everything lies is known at configure, so every copy is planned then: one for each shape,
-    slot and direction. A shape's regions are its bucket's rows, which do not depend on the prompt.
+    age of a history, slot and direction. A shape's regions are its bucket's rows, which do not
+    depend on the prompt.
 
     Args:
         device: plans the copies.
@@ -156,24 +168,26 @@ class RegionCopier(SlotCopier):
         super().__init__(device, contract)
         self._planned_for = tuple(slots)
         # By the identity of the slot, which is quicker to tell than its address.
-        self._planned: dict[tuple[int, ShapeKey], tuple[Transfer, Transfer]] = {}
+        self._planned: dict[tuple[int, ShapeKey, int], tuple[Transfer, Transfer]] = {}
         for slot in self._planned_for:
-            for shape in contract.shapes:
-                regions = contract.regions[shape]
+            for shape, age in self._nbytes:
+                regions = contract.regions_at(shape, age)
                 save, load = (device.plan(_copies(regions, buffers, slot, to)) for to in _WAYS)
-                self._planned[id(slot), shape] = save, load
+                self._planned[id(slot), shape, age] = save, load
 
-    def save(self, shape: ShapeKey, slot: Tensor) -> None:
+    def save(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> None:
         """Buffers -> slot."""
-        self._device.transfer(self._planned[id(slot), shape][0])
+        age = self.contract.age(turn)
+        self._device.transfer(self._planned[id(slot), shape, age][0])
 
-    def load(self, shape: ShapeKey, slot: Tensor) -> None:
+    def load(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> None:
         """Slot -> buffers."""
-        self._device.transfer(self._planned[id(slot), shape][1])
+        age = self.contract.age(turn)
+        self._device.transfer(self._planned[id(slot), shape, age][1])
 
     def planned(self, shape: ShapeKey, slot: Tensor) -> tuple[Transfer, Transfer]:
-        """What :meth:`save` and :meth:`load` start."""
-        return self._planned[id(slot), shape]
+        """What :meth:`save` and :meth:`load` start, in a policy without history."""
+        return self._planned[id(slot), shape, 0]
 
 
 _WAYS = (True, False)  # to the slot, and from it

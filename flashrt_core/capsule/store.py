@@ -100,10 +100,10 @@ class CapsuleStore:
         self._held: dict[str, Held] = {}
         # By the identity of the slots, as in RegionCopier.
         self._forks = {
-            (id(slot), id(seat), shape): device.plan([Rows(seat, slot, self._slots.nbytes(shape))])
+            (id(slot), id(seat), nbytes): device.plan([Rows(seat, slot, nbytes)])
             for slot in (*slots, *host_slots)
             for seat in parking
-            for shape in contract.shapes
+            for nbytes in self._slots.sizes
         }
         self.capacity, self.host_capacity = len(slots), len(host_slots)
 
@@ -159,12 +159,12 @@ class CapsuleStore:
         held = self._replaced(name, session)
         slot = self._take(name, _DEVICE) if held is None else held.slot
         try:
-            copier.save(shape, slot)
+            copier.save(shape, slot, host.turn)
         except BaseException:
             self._free[_DEVICE if held is None else held.place].append(slot)
             raise
         # The device copies meanwhile.
-        nbytes, now = copier.nbytes(shape), time.time_ns()
+        nbytes, now = copier.nbytes(shape, host.turn), time.time_ns()
         if held is None:
             held = Held(name, session, self._digest, _DEVICE, slot, host, nbytes, now)
         else:
@@ -174,7 +174,7 @@ class CapsuleStore:
 
     def fork(self, held: Held, seat: Tensor) -> None:
         """Copy what a capsule holds into the slot of a session."""
-        self._device.transfer(self._forks[id(held.slot), id(seat), _shape(held.host)])
+        self._device.transfer(self._forks[id(held.slot), id(seat), held.nbytes])
 
     def drop(self, name: str) -> None:
         """Free the slot of ``name``; CapsuleError when unknown."""
@@ -197,7 +197,7 @@ class CapsuleStore:
     def export(self, name: str) -> CapsuleImage:
         """A host copy of a capsule with its identity."""
         held = self.find(name)
-        parts = self._slots.parts(_shape(held.host))
+        parts = self._slots.parts(_shape(held.host), held.host.turn)
         payload = self._device.read(held.slot[: held.nbytes])
         return CapsuleImage(held.info(), self._fingerprint, held.host, parts, payload)
 
@@ -219,7 +219,8 @@ class CapsuleStore:
             )
         _check_host(self._contract, name, image.host)
         shape = _shape(image.host)
-        parts, size = self._slots.parts(shape), self._slots.nbytes(shape)
+        turn = image.host.turn
+        parts, size = self._slots.parts(shape, turn), self._slots.nbytes(shape, turn)
         if image.regions != parts or image.payload.nbytes != size:
             raise CapsuleError(
                 f"capsule {name!r}",
@@ -284,7 +285,7 @@ class CapsuleStore:
         if left is not place:
             slot = self._take(name, place)
             try:
-                self._slots.copy_slot(_shape(held.host), held.slot, slot)
+                self._slots.copy_slot(_shape(held.host), held.slot, slot, held.host.turn)
             except BaseException:
                 self._free[place].append(slot)
                 raise
@@ -353,6 +354,10 @@ def _check_host(contract: Contract, name: str, host: HostState) -> None:
     state = host.robot_state
     if state is not None and (state.ndim != 1 or not np.isfinite(state).all()):
         raise wrong("a robot state of one dimension, finite", f"{list(state.shape)} {state.dtype}")
+    if (host.turn > 0 or host.raw is not None) and contract.history is None:
+        raise wrong("a decision that stands alone", f"decision {host.turn} of an episode")
+    if host.raw is not None and not np.isfinite(host.raw).all():
+        raise wrong("actions that are finite", f"{list(host.raw.shape)} {host.raw.dtype}")
     stages = {spec.name: spec for spec in contract.stages}
     inputs = {spec.name for spec in contract.inputs}
     for stage, epochs in host.lineage.made.items():

@@ -14,7 +14,7 @@ from ..calibration.artifact import Calibration
 from ..errors import InputError, OptionError
 from ..observations import Sample, require_apart
 from ..policies.base import Product, Qualifier
-from ..session import NOISE, Session, noise_for
+from ..session import NOISE, Session
 
 Array = np.ndarray[Any, Any]
 
@@ -41,10 +41,12 @@ class Gates:
 #: By the tier of a precision plan. float32 leaves only the order of summation. bfloat16 keeps 8
 #: bits (2e-3 a rounding); over the depth that grew to 7e-3 of keys and values at full depth and
 #: narrow width. E4M3 keeps 4 bits (2.6 % a rounding, root mean square, of weights and inputs each).
+#: Weights of 4 bits keep a third of that (8 % a weight).
 GATES: Mapping[str, Gates] = {
     "fp32": Gates(0.999999, max_error=1e-4, max_stage_error=1e-4, mean_cosine=0.999999),
     "bf16": Gates(0.999, max_error=0.1, max_stage_error=0.03, mean_cosine=0.9995),
     "fp8": Gates(0.995, max_error=0.5, max_stage_error=0.15, mean_cosine=0.999),
+    "int4": Gates(0.98, max_error=1.0, max_stage_error=0.2, mean_cosine=0.99),
 }
 
 
@@ -190,13 +192,17 @@ def qualify(
         session.set_prompt(prompt)
         values = session.processor.encode(observation, prompt)
         for index in range(noises):
-            noise = noise_for(count, index, session.contract.input(NOISE).shape)
-            # On the retained context a decision has the same bits as from the images.
-            decision = session.act(noise=noise) if index else session.decide(sample[1], noise=noise)
+            noise = _noise(session, count, index)
+            # On the retained context a decision has the same bits as from the images. Where
+            # decisions build on each other, an episode's first is compared.
+            again = bool(index) and session.contract.history is None
+            session.restart()
+            decision = session.act(noise=noise) if again else session.decide(sample[1], noise=noise)
             found = qualifier.products(partial(_read, session), values, noise, decision.raw)
             for product in found:
                 products.setdefault(f"{product.stage}: {product.name}", []).append(product)
             expected = session.processor.decode(found[-1].expected, observation.state)
+            expected = expected[-len(decision.actions) :]
             joints.append(Product("robot", "actions", decision.actions, expected))
             if progress is not None:
                 progress(len(joints))
@@ -213,6 +219,12 @@ def qualify(
         fingerprint=session.fingerprint.digest,
         transforms=session.processor.identity,
     )
+
+
+def _noise(session: Session, count: int, index: int) -> Any:
+    """Of one pair: an array, or arrays by input where several take some."""
+    drawn = session.engine.noise.drawn(count, index)
+    return drawn if len(drawn) > 1 else drawn[NOISE]
 
 
 def error_of(products: list[Product]) -> Error:

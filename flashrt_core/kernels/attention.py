@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from .check import I32, ArgCheck
+from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
+from .low_bit import no_kernel
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
@@ -27,6 +28,7 @@ def attention_ref(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """Scores, softmax and weighted sum in float32, one rounding into ``out``."""
@@ -46,6 +48,11 @@ def attention_ref(
         # A hidden row is never read, so whatever it holds (infinities too) cannot leak through 0*x.
         values = values.clone()
         values[:, :prefix_rows].masked_fill_(hidden[:, None], 0.0)
+    if key_bias is not None:
+        added = key_bias.view(segments, 1, keys).expand(-1, kv_heads, -1).reshape(-1, 1, keys)
+        hidden = added == float("-inf")
+        scores.add_(added).masked_fill_(hidden, float("-inf"))
+        values = values.masked_fill(hidden.transpose(1, 2), 0.0)
     if causal:
         row = torch.arange(rows, device=q.device).repeat_interleave(group)
         ahead = torch.arange(keys, device=q.device) > row[:, None]
@@ -161,6 +168,12 @@ def _few_queries(
     )
 
 
+def _require_alike(key_bias: Tensor | None) -> None:
+    """ContractError unless all keys count alike."""
+    if key_bias is not None:
+        raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
+
+
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -174,9 +187,11 @@ def attention_launch(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
+    _require_alike(key_bias)
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
@@ -265,6 +280,7 @@ def _check(
     prefix_length: Tensor | None,
     prefix_rows: int,
     causal: bool,
+    key_bias: Tensor | None,
     out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
@@ -295,6 +311,8 @@ def _check(
             expected=f"1..{keys} and one segment",
             got=f"{prefix_rows} and {segments} segments",
         )
+    if key_bias is not None:
+        check.tensor("key_bias", key_bias, ("N",), F32)
     for name, value in (("q", q), ("k", k), ("v", v)):
         check.apart("out", out, name, value)
 
@@ -312,6 +330,7 @@ def attention(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h // G]) v[j, h // G], G = H / Hkv.
@@ -331,12 +350,14 @@ def attention(
         kept: k, v and prefix_length are what an earlier stage left, and an op of this stage that
             holds the ones behind it back (``action_in``) is in front, so that a device may read
             them before the ops between have come to their end.
+        key_bias: [N] float32, added to the scores of each key, read when the op runs: the logarithm
+            of how often a key counts, -inf for one that is not read. At least one of a run is.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, out_scale)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
     order = {name: True for name, is_so in (("causal", causal), ("kept", kept)) if is_so}
     lane.issue(
         ATTENTION,
@@ -349,5 +370,5 @@ def attention(
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
         **order,
-        **given(out_scale=out_scale),
+        **given(key_bias=key_bias, out_scale=out_scale),
     )

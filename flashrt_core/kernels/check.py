@@ -120,7 +120,19 @@ class ArgCheck:
         shape: tuple[int | str, ...],
         scale_shape: tuple[int | str, ...] | None = None,
     ) -> None:
-        """Checks a weight [N, K], quantised where its input has a scale; None: a scale a row."""
+        """Checks a weight [N, K], quantised where its input has a scale; None: a scale a row.
+
+        A weight of four bits is uint8 [N, K/2] with scales [N, K/run].
+        """
+        if weight_scale is not None and isinstance(weight, Tensor) and weight.dtype in U8:
+            rows, columns = shape
+            width = self.sizes.get(str(columns), 0)
+            self.tensor("weight", weight, (rows, width // 2), U8)
+            self.tensor("weight_scale", weight_scale, (rows, "runs"), F32)
+            whole = width % 2 == 0 and width % self.sizes["runs"] == 0
+            self.require(whole, "runs of 'weight'", expected=f"a divisor of {width}", got="another")
+            self.require(x_scale is None, "argument 'x_scale'", expected="none", got="one")
+            return
         if x_scale is not None:
             self.tensor("x_scale", x_scale, (1,), F32)
         scale = (weight_scale, scale_shape or shape[:1])

@@ -8,6 +8,7 @@ from torch import Tensor
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
 from .launch import Launcher, require_bf16, row_threads
+from .low_bit import no_kernel
 from .maths import matmul
 from .op import Lane, Op
 from .quantised import given
@@ -61,11 +62,15 @@ def linear_gated_residual_ref(
     gate: Tensor,
     out: Tensor,
     *,
+    bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
 ) -> None:
     """float32 accumulation, one rounding into ``out``."""
-    out.copy_(torch.addcmul(out.float(), matmul(x, weight, x_scale, weight_scale), gate))
+    branch = matmul(x, weight, x_scale, weight_scale)
+    if bias is not None:
+        branch.add_(bias)
+    out.copy_(torch.addcmul(out.float(), branch, gate))
 
 
 def linear_gated_residual_launch(
@@ -75,10 +80,13 @@ def linear_gated_residual_launch(
     gate: Tensor,
     out: Tensor,
     *,
+    bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else product and gated addition as two."""
+    if bias is not None:
+        raise no_kernel("linear_gated_residual", expected="no bias", got="one")
     require_bf16("linear_gated_residual", x=x, out=out)
     rows, width = out.shape
 
@@ -109,7 +117,7 @@ def linear_gated_residual_launch(
 
 
 def linear_gated_residual_operands(
-    x: Tensor, weight: Tensor, gate: Tensor, out: Tensor, **_scales: Tensor
+    x: Tensor, weight: Tensor, gate: Tensor, out: Tensor, **_options: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Weight and input, as :class:`Op` has them."""
     return weight, x
@@ -131,10 +139,11 @@ def linear_gated_residual(
     gate: Tensor,
     out: Tensor,
     *,
+    bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
 ) -> None:
-    """out = out + gate * (x W^T), in place.
+    """out = out + gate * (x W^T + b), in place.
 
     Args:
         lane: where the op goes.
@@ -142,6 +151,7 @@ def linear_gated_residual(
         weight: [N, K] float.
         gate: [N] float32, one row of the step table.
         out: [M, N] float, the residual stream; apart from ``x``.
+        bias: [N] float, or None.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
         weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
 
@@ -153,5 +163,7 @@ def linear_gated_residual(
     check.tensor("gate", gate, ("N",), F32)
     check.tensor("out", out, ("M", "N"))
     check.apart("out", out, "x", x)
-    scales = given(x_scale=x_scale, weight_scale=weight_scale)
+    if bias is not None:
+        check.tensor("bias", bias, ("N",))
+    scales = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
     lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .quantised import E4M3, quantise, rescaled
+from .quantised import E4M3, four_bit_values, quantise, rescaled
 
 Activation = Literal["none", "gelu_tanh", "gelu", "silu", "relu"]
 Gate = Literal["gelu_tanh", "silu"]
@@ -42,8 +42,11 @@ def matmul(
     """x [M, K] times weight [N, K] transposed, float32 accumulation and result.
 
     With scales the product is of the stored numbers, and multiplied by them at the end; a wide
-    ``x`` with ``x_scale`` is quantised first.
+    ``x`` with ``x_scale`` is quantised first. Weights of four bits are what their runs' scales make
+    of them, rounded to the format of ``x``, which is what a kernel multiplies.
     """
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        return F.linear(x.float(), four_bit_values(weight, weight_scale).to(x.dtype).float())
     if x_scale is not None and x.dtype is not E4M3:
         x = quantise(x, x_scale)
     return rescaled(F.linear(x.float(), weight.float()), x_scale, weight_scale)
@@ -103,12 +106,17 @@ def split_qkv_rope(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows_of: Tensor | None = None,
 ) -> None:
     """Splits merged projection rows [M, (Hq + 2 Hkv) d] float32, turns q and k, writes all three.
 
-    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d]. With gains
-    ``q_norm`` and ``k_norm`` [d], each head of q and k is RMS-normalised before it turns.
+    q [M, Hq d] may be None where only keys and values are wanted; k, v are [M, Hkv d], or of any
+    rows of which ``rows_of`` [M] names ours. With gains ``q_norm`` and ``k_norm`` [d], each head of
+    q and k is RMS-normalised before it turns; with gains as wide as q and k, each of these is.
     """
+    if k_norm is not None and len(k_norm) != head_dim:
+        qkv = _normalised_rows(qkv, q_norm, k_norm, eps)
+        q_norm = k_norm = None
     rows, kv_width = qkv.shape[0], k.shape[-1]
     q_width = qkv.shape[-1] - 2 * kv_width
     heads = qkv.unflatten(1, (-1, head_dim))[:, : (q_width + kv_width) // head_dim]
@@ -120,5 +128,18 @@ def split_qkv_rope(
     turned = rotate(heads, rope).view(rows, -1)
     if q is not None:
         q.copy_(turned[:, :q_width])
+    if rows_of is not None:
+        k[rows_of] = turned[:, q_width:].to(k.dtype)
+        v[rows_of] = qkv[:, q_width + kv_width :].to(v.dtype)
+        return
     k.copy_(turned[:, q_width:])
     v.copy_(qkv[:, q_width + kv_width :])
+
+
+def _normalised_rows(qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor, eps: float) -> Tensor:
+    """Merged rows whose q, of all heads at once, and k are RMS-normalised; v is as it was."""
+    q_width = qkv.shape[-1] - 2 * len(k_norm)
+    q, k, v = qkv.split((q_width, len(k_norm), len(k_norm)), dim=-1)
+    if q_norm is not None:
+        q = rms_normalise(q, eps) * q_norm
+    return torch.cat((q, rms_normalise(k, eps) * k_norm, v), dim=-1)

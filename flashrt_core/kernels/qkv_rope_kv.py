@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ContractError
-from .check import F32, ArgCheck
+from .check import F32, I32, ArgCheck
 from .launch import Launcher, blocks, require_bf16
+from .low_bit import no_kernel
 from .maths import split_qkv_rope
 from .op import Lane, Op
+from .quantised import given
 
 
 def qkv_rope_kv_ref(
@@ -24,9 +26,10 @@ def qkv_rope_kv_ref(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
 ) -> None:
     """Normalised and turned in float32, one rounding into each output."""
-    split_qkv_rope(qkv.float(), rope, q, k, v, head_dim, q_norm, k_norm, eps)
+    split_qkv_rope(qkv.float(), rope, q, k, v, head_dim, q_norm, k_norm, eps, rows)
 
 
 def qkv_rope_kv_launch(
@@ -41,8 +44,13 @@ def qkv_rope_kv_launch(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
 ) -> None:
     """One block a row, eight angles a thread; with norms a warp a head."""
+    if rows is not None:
+        raise no_kernel("qkv_rope_kv", expected="rows of the cache in order", got="numbers of rows")
+    if k_norm is not None and len(k_norm) != head_dim:
+        raise no_kernel("qkv_rope_kv", expected="norms of single heads", got="norms of whole rows")
     require_bf16("qkv_rope_kv", qkv=qkv, q=q, k=k, v=v)
     if head_dim % 16:
         raise ContractError(
@@ -66,12 +74,22 @@ QKV_ROPE_KV = Op("qkv_rope_kv", qkv_rope_kv_ref, qkv_rope_kv_launch)
 
 
 def check_qkv_outputs(
-    check: ArgCheck, rope: Tensor, q: Tensor | None, k: Tensor, v: Tensor, head_dim: int
+    check: ArgCheck,
+    rope: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    head_dim: int,
+    *,
+    cache_rows: str = "M",
 ) -> int:
-    """Checks what every op that ends in a rotary split writes; returns the merged width."""
+    """Checks what every op that ends in a rotary split writes; returns the merged width.
+
+    ``cache_rows``: the letter of how many rows k and v have.
+    """
     check.tensor("rope", rope, ("M", head_dim), F32)
-    check.tensor("k", k, ("M", "Dkv"))
-    check.tensor("v", v, ("M", "Dkv"))
+    check.tensor("k", k, (cache_rows, "Dkv"))
+    check.tensor("v", v, (cache_rows, "Dkv"))
     if q is not None:
         check.tensor("q", q, ("M", "Dq"))
     check.require(head_dim % 2 == 0, "head_dim", expected="an even number", got=head_dim)
@@ -95,10 +113,12 @@ def qkv_rope_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
 ) -> None:
     """q = rope(qkv[:, :Dq]), k = rope(the next Dkv columns), v = the last Dkv columns.
 
-    With gains, each head of q and k is h / sqrt(mean(h^2) + eps) * gain before it turns.
+    With gains, each head of q and k is h / sqrt(mean(h^2) + eps) * gain before it turns; with gains
+    as wide as q and k, all heads of a row at once.
 
     Args:
         lane: where the op goes.
@@ -106,20 +126,25 @@ def qkv_rope_kv(
         rope: [M, head_dim] float32, cosines of a row's angles and then their sines, as of
             ``rope_rows``; half-split pairing.
         q: [M, Dq] float, or None where the rows hold k|v only.
-        k: [M, Dkv] float, rows of the key cache.
-        v: [M, Dkv] float, rows of the value cache.
+        k: [M, Dkv] float, rows of the key cache; [P, Dkv] with ``rows``.
+        v: as ``k``, of the value cache.
         head_dim: width of a head.
-        q_norm: [head_dim] float32, gain of the norm of a head of q; there where ``k_norm`` and
-            ``q`` are. None: heads are not normalised.
-        k_norm: [head_dim] float32, likewise of k.
-        eps: added to the mean square of a head.
+        q_norm: [head_dim] float32, gain of the norm of a head of q, or [Dq], of all; there where
+            ``k_norm`` and ``q`` are. None: nothing is normalised.
+        k_norm: [head_dim] or [Dkv] float32, likewise of k.
+        eps: added to the mean square of a head, or of a row.
+        rows: [M] int32, read when the op runs: the rows of the caches that are written, all
+            different. None: the first M.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
     check = ArgCheck("qkv_rope_kv")
-    width = check_qkv_outputs(check, rope, q, k, v, head_dim)
+    pool = "M" if rows is None else "P"
+    width = check_qkv_outputs(check, rope, q, k, v, head_dim, cache_rows=pool)
     check.tensor("qkv", qkv, ("M", width))
+    if rows is not None:
+        check.tensor("rows", rows, ("M",), I32)
     check.require(
         (q_norm is None) == (k_norm is None or q is None),
         "arguments 'q_norm' and 'k_norm'",
@@ -128,7 +153,10 @@ def qkv_rope_kv(
     )
     norms: dict[str, Any] = {}
     if k_norm is not None:
-        norms = {"k_norm": check.tensor("k_norm", k_norm, (head_dim,), F32), "eps": eps}
+        whole = k_norm.shape != (head_dim,)
+        norms = {"eps": eps, "k_norm": k_norm}
+        check.tensor("k_norm", k_norm, ("Dkv",) if whole else (head_dim,), F32)
         if q_norm is not None:
-            norms["q_norm"] = check.tensor("q_norm", q_norm, (head_dim,), F32)
-    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **norms)
+            norms["q_norm"] = q_norm
+            check.tensor("q_norm", q_norm, ("Dq",) if whole else (head_dim,), F32)
+    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **norms, **given(rows=rows))

@@ -1,4 +1,4 @@
-"""y = x / sqrt(mean(x^2) + eps) * (1 + w), row by row; w is stored around 0, as Gemma does."""
+"""y = act(x / sqrt(mean(x^2) + eps) * (1 + w)), row by row; w is stored around 0, as Gemma does."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from torch import Tensor
 
 from .check import F32, ArgCheck
 from .launch import Launcher, output_suffix, row_threads, stream_suffix
-from .maths import rms_normalise
+from .low_bit import no_kernel
+from .maths import ACTIVATIONS, Activation, rms_normalise
 from .op import Lane, Op
 from .quantised import given, store
 
 
 def rms_norm_ref(
-    x: Tensor, weight: Tensor, out: Tensor, *, eps: float, out_scale: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    activation: Activation = "none",
+    out_scale: Tensor | None = None,
 ) -> None:
     """float32 throughout, one rounding into ``out``."""
-    store(rms_normalise(x, eps).mul_(1.0 + weight), out, out_scale)
+    normal = rms_normalise(x, eps).mul_(1.0 + weight)
+    store(ACTIVATIONS[activation](normal), out, out_scale)
 
 
 def rms_norm_launch(
@@ -25,9 +33,12 @@ def rms_norm_launch(
     out: Tensor,
     *,
     eps: float,
+    activation: Activation = "none",
     out_scale: Tensor | None = None,
 ) -> None:
     """One block a row."""
+    if activation != "none":
+        raise no_kernel("rms_norm", expected="activation none", got=activation)
     into = output_suffix("rms_norm", out)
     stream = stream_suffix("rms_norm", "x", x)
     kernel = f"rms_norm_{stream}" if stream == into else f"rms_norm_{stream}_{into}"
@@ -46,6 +57,7 @@ def rms_norm(
     out: Tensor,
     *,
     eps: float,
+    activation: Activation = "none",
     out_scale: Tensor | None = None,
 ) -> None:
     """Normalises each row.
@@ -56,6 +68,7 @@ def rms_norm(
         weight: [D] float32; the gain is 1 + weight.
         out: [M, D] float; may be ``x``.
         eps: added to the mean square.
+        activation: "none" or "silu", of what is normalised.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
@@ -65,4 +78,6 @@ def rms_norm(
     check.tensor("x", x, ("M", "D"))
     check.tensor("weight", weight, ("D",), F32)
     check.quantised("out", out, ("M", "D"), "out_scale", out_scale, (1,))
-    lane.issue(RMS_NORM, x, weight, out, eps=eps, **given(out_scale=out_scale))
+    check.choice("activation", activation, ("none", "silu"))
+    option = {} if activation == "none" else {"activation": activation}
+    lane.issue(RMS_NORM, x, weight, out, eps=eps, **option, **given(out_scale=out_scale))

@@ -9,6 +9,7 @@ from .base import Policy
 
 REGISTRY = {
     "groot_n17": "flashrt_core.policies.groot_n17",
+    "lingbot_va": "flashrt_core.policies.lingbot_va",
     "pi05": "flashrt_core.policies.pi05",
 }
 

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..images import Frame
 from ..kernels.op import Lane
 from ..precision import Precision, Site
-from ..weights import TensorSource, TensorSpec
+from ..tensors import TensorSource, TensorSpec, WeightsPart
 from .measures import Measures
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +58,7 @@ class Deployment:
         state_dim, action_dim: numbers of the robot it was trained with; None where it does not say.
         details: whatever else the policy's processor needs of it.
         preset: whose sizes its tensors have; None where they are of none.
+        parts: files that the weights lie in, where it is not the folder's one file or list.
     """
 
     origin: str
@@ -67,6 +68,7 @@ class Deployment:
     action_dim: int | None = None
     details: Any = None
     preset: str | None = None
+    parts: tuple[WeightsPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,17 @@ class Processor(Protocol):
         """
 
 
+class HistoryProcessor(Processor, Protocol):
+    """Of a policy whose decisions build on each other.
+
+    What :meth:`Processor.encode` makes of an observation's images is one picture a camera, where
+    the window takes several.
+    """
+
+    def encode_pictures(self, images: Mapping[str, Array | Frame]) -> dict[str, Array]:
+        """Input name -> one picture, of every camera; InputError names what is wrong."""
+
+
 @dataclass(frozen=True)
 class Product:
     """What a stage made, beside what it should have made; both [rows, columns] float32.
@@ -166,16 +179,17 @@ class Qualifier(Protocol):
         self,
         read: Callable[[str], Array],
         values: Mapping[str, Array],
-        noise: Array,
+        noise: Any,
         actions: Array,
     ) -> list[Product]:
         """The products of one decision, in stage order.
 
         ``read`` gives a buffer by name as it is after the decision, ``values`` are the windows it
-        was made from, ``noise`` and raw ``actions`` those of the decision.
+        was made from, raw ``actions`` those of the decision, ``noise`` its noise: [H, A] float32,
+        or arrays by input where several take some. With a history it is an episode's first one.
         """
 
-    def actions(self, values: Mapping[str, Array], noise: Array) -> Array:
+    def actions(self, values: Mapping[str, Array], noise: Any) -> Array:
         """The raw actions [H, padded action dim] float32 alone, of windows and noise."""
 
 
@@ -223,10 +237,12 @@ class Policy(Protocol):
     def pack(self, config: Any, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
         """Fill the static buffers from checkpoint tensors."""
 
-    def body(
-        self, config: Any, contract: Contract, stage: str, shape: ShapeKey
-    ) -> Callable[[Lane, Mapping[str, Tensor]], None]:
-        """The body of a stage for one shape."""
+    @property
+    def body(self) -> Callable[..., Callable[[Lane, Mapping[str, Tensor]], None]]:
+        """A method that makes the body of a stage, of configuration, contract, name and shape.
+
+        Where the contract has a history it takes the number of a variant, too.
+        """
 
     def processor(self, config: Any, options: ProcessorOptions) -> Processor:
         """Host-side transforms; OptionError when the options do not fit the policy."""

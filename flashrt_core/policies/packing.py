@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..kernels.quantised import quantise_rows, quantise_whole
+from ..kernels.quantised import quantise_rows, quantise_runs, quantise_whole
 from ..tensors import TensorSource, TensorSpec
 
 
@@ -47,16 +47,24 @@ def fill(
     tensor: Tensor,
     layer: int | None = None,
     rows: slice = slice(None),
+    importance: Tensor | None = None,
 ) -> None:
-    """Writes a buffer, or its layer: rounded, or quantised where it has scales, one or a row.
+    """Writes a buffer, or its layer: rounded, or quantised with scales: one, a row or a run.
 
-    ``rows``: of those of a weight without a common scale.
+    ``rows``: of those of a weight without a common scale. ``importance``: [K], how much the columns
+    of a weight of four bits count; None: all alike.
     """
     target, scale = buffers[name], buffers.get(f"{name}_scale")
     if layer is not None:
         target, scale = target[layer], None if scale is None else scale[layer]
     if scale is None:
         target[rows].copy_(tensor)
+        return
+    if target.dtype is torch.uint8:
+        run = 2 * target.shape[1] // scale.shape[1]
+        values, of_runs = quantise_runs(tensor, run, importance)
+        target[rows].copy_(values)
+        scale[rows].copy_(of_runs)
         return
     if len(scale) == 1:
         values, of_all = quantise_whole(tensor)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..contract import BufferSpec, DType, Role
-from ..precision import LOW_BIT, STORED, Format, Precision, Site
+from ..precision import LOW_BIT, STORED, Format, Precision, Site, run_of
 
 
 def quantised(
@@ -26,11 +26,15 @@ def quantised(
         if site is None or plan.sites[name] not in LOW_BIT:
             yield spec
             continue
-        yield replace(spec, dtype=STORED[plan.sites[name]])
-        *layers, width, _ = spec.shape
-        count = site.scales(plan.sites[name], width)
-        scale = (site.weight_scale, (*layers, count), DType.F32, Role.STATIC)
-        yield BufferSpec(*scale, doc="of each row" if count == width else "of all rows")
+        form = plan.sites[name]
+        *layers, width, columns = spec.shape
+        shape = (*layers, width, site.stored(form, columns))
+        yield replace(spec, dtype=STORED[form], shape=shape)
+        count = site.scales(form, width)
+        each = (columns // run_of(columns),) if form is Format.W4A16 else ()
+        scale = (site.weight_scale, (*layers, count, *each), DType.F32, Role.STATIC)
+        doc = "of each run of a row" if each else "of each row"
+        yield BufferSpec(*scale, doc=doc if count == width else "of all rows")
         if plan.sites[name] is Format.FP8:
             yield BufferSpec(
                 site.x_scale,

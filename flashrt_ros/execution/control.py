@@ -7,7 +7,7 @@ over through a queue. So the safe action is taken in time whatever a decision do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.execution.machine import CAUSES, DEACTIVATED, OFF, Cause, Facts, Machine
 from flashrt_ros.execution.outputs import Outputs
 from flashrt_ros.execution.parameters import FAILED, STALE, ExecutionConfig
+from flashrt_ros.execution.told import Told
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.stamps import to_ns
 
@@ -60,7 +61,8 @@ class Control:
         self._begin = begin
         self._on_event = on_event
         self._outputs = Outputs(node, config)
-        self.machine = Machine(config, self._outputs, self._on_safe, self._on_running)
+        self._told = Told(self._outputs, now_ns)
+        self.machine = Machine(config, self._told, self._on_safe, self._on_running)
         self._waiting: deque[Any] = deque()
         self._timer: Any = None
         self._open: set[str] = set()  # conditions in the log that are not over
@@ -90,6 +92,15 @@ class Control:
         self.deliver()
         return self.machine.continuation(self._now_ns())
 
+    def executed(self, row_ends_ns: Sequence[int]) -> np.ndarray | None:
+        """What was commanded at the end of each row: [rows, action_dim] float64.
+
+        None where an output was not told, or forgotten: rows of before the node was active.
+        """
+        rows = [self._told.at(end_ns) for end_ns in row_ends_ns]
+        known = [row for row in rows if row is not None]
+        return np.stack(known) if len(known) == len(rows) and rows else None
+
     def begun(self) -> None:
         """A timed decision was begun."""
         self._begun_ns = self._now_ns()
@@ -116,6 +127,7 @@ class Control:
         """The node becomes active; ``clock`` paces the control timer."""
         self._waiting.clear()
         self._begun_ns = self._ticked_ns = None
+        self._told.clear()
         self._late_ns.clear()
         self._outputs.restart()
         self.machine.start()

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
-from flashrt_core.bench.capsules import WAYS, StepTables
+from flashrt_core.bench.capsules import EPISODE_WAYS, WAYS, StepTables
 from flashrt_core.bench.case import Case
 from flashrt_core.capsule.store import CapsuleStore
 from flashrt_core.cli.main import USER_ERROR, app, run
@@ -132,3 +132,15 @@ def test_commands(
     assert run(lambda: app(["bench", *arguments])) == code
     captured = capsys.readouterr()
     assert said in " ".join((captured.out + captured.err).replace("│", " ").split())
+
+
+def test_an_episode_of_a_policy_that_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way back to its next decision has the same bits, the whole episode again too."""
+    monkeypatch.setattr("flashrt_core.bench.capsules.CHUNKS", 5)
+    console = Console(file=io.StringIO(), width=100)
+    case = Case(1, 32, 8, steps=1)
+    result = run_capsule_bench(options(policy="lingbot_va", cases=(case,), trials=1), console)
+    (found,) = result["cases"]
+    assert found["bit_exact"] and found["equal"] == dict.fromkeys(EPISODE_WAYS, 1)
+    assert found["chunks"] == 5 and found["bytes"] > 10_000
+    assert found["rebuild_ms"]["p50"] > found["restored_ms"]["p50"]

@@ -168,7 +168,7 @@ class TestHeader:
             (put("arrays", 0, "dtype", "<f4"), "of [4] int32, got [4] float32"),
             (put("arrays", 0, "dtype", "|O"), "is not one of '<f2'"),
             (put("arrays", 0, "name", "noise"), "values of staged inputs, of ['tokens']"),
-            (put("arrays", 0, "role", "code"), "is not one of 'robot_state', 'staged'"),
+            (put("arrays", 0, "role", "code"), "is not one of 'robot_state', 'raw', 'staged'"),
             (put("arrays", 1, "shape", [3, 1]), "a robot state of one dimension"),
             (put("arrays", 1, "name", "x"), "is not one of ''"),
             (put("arrays", []), "the table has 36 bytes and the file"),

@@ -122,6 +122,38 @@ GOOD: Mapping[str, tuple[Tensors, dict[str, Any]]] = {
         {"x": f32(3, 4), "weight": f32(5, 4), "bias": f32(5), "out": f32(3, 5)},
         {"residual": f32(3, 5)},
     ),
+    "conv_frames": (
+        {
+            "x": f32(1, 3, 4, 6, 2),
+            "past": f32(1, 2, 4, 6, 2),
+            "weight": f32(5, 3, 3, 3, 2),
+            "bias": f32(5),
+            "out": f32(1, 3, 4, 6, 5),
+        },
+        {"residual": f32(1, 3, 4, 6, 5)},
+    ),
+    "mean_frames": ({"x": f32(1, 3, 4, 6, 2), "out": f32(1, 2, 2, 3, 4)}, {"halved": (True, True)}),
+    "frame_patches": ({"frames": f32(2, 4, 6, 3), "out": f32(2, 2, 3, 12)}, {}),
+    "fill": ({"out": f32(3, 4)}, {"value": 2}),
+    "guided_step": (
+        {"wanted": f32(3, 4), "other": f32(3, 4), "x": f32(3, 4)},
+        {"guidance": 5.0, "dt": -0.1},
+    ),
+    "span_bias": ({"lengths": i32(2, 1), "out": f32(2, 4)}, {"rows": 9}),
+    "take_rows": (
+        {"holders": i32(1, -1, 0, 1), "kinds": i32(0, 0, 0, 1), "rows": i32(0, 0), "bias": f32(8)},
+        {"kind": 0},
+    ),
+    "grid_rope": (
+        {
+            "start": i32(2),
+            "at": f32(3, 3),
+            "rates": f32(2, 2),
+            "axes": i32(0, 1),
+            "out": f32(3, 4),
+        },
+        {},
+    ),
 }
 
 
@@ -176,7 +208,7 @@ def test_wrong_dtype(name: str, argument: str) -> None:
         issue(name, bad, scalars)
 
 
-@pytest.mark.parametrize(("name", "argument"), CASES)
+@pytest.mark.parametrize(("name", "argument"), [case for case in CASES if case[0] != "fill"])
 def test_wrong_size(name: str, argument: str) -> None:
     """One more than right in every dimension: it contradicts another argument, or divides badly."""
     tensors, scalars = GOOD[name]
@@ -211,11 +243,14 @@ def test_strided_columns(name: str) -> None:
         ("attention", "out", "k"),
         ("copy_rows", "out", "src"),
         ("add_rows", "out", "src"),
+        ("conv_frames", "out", "x"),
+        ("mean_frames", "out", "x"),
+        ("frame_patches", "out", "frames"),
     ],
 )
 def test_overlap_is_refused(name: str, out: str, source: str) -> None:
     tensors, scalars = GOOD[name]
-    memory = torch.zeros(64)
+    memory = torch.zeros(512)
     shared = {
         **tensors,
         out: memory[: tensors[out].numel()].view(tensors[out].shape),
@@ -246,7 +281,7 @@ def test_overlap_is_refused(name: str, out: str, source: str) -> None:
         ("qkv_rope_kv", {"head_dim": 3}, "argument 'rope'"),
         ("qkv_rope_kv", {"q_norm": f32(2)}, "'q_norm' and 'k_norm': expected both or none, got"),
         ("qkv_rope_kv", {"k_norm": f32(2)}, "'q_norm' and 'k_norm': expected both or none, got"),
-        ("qkv_rope_kv", {"q_norm": f32(2), "k_norm": f32(3)}, "argument 'k_norm': expected .2."),
+        ("qkv_rope_kv", {"q_norm": f32(2), "k_norm": f32(3)}, "argument 'k_norm': expected .Dkv"),
         ("qkv_rope_kv", {"q_norm": f32(3), "k_norm": f32(2)}, "argument 'q_norm': expected .2."),
         (
             "action_out_euler",

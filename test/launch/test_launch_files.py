@@ -18,7 +18,11 @@ from .recording import Described, Recorded, describe
 
 ROOT = Path(__file__).resolve().parents[2]
 # The deployments; the one of a replay is in test_replay_bench.py.
-LAUNCH_FILES = sorted((ROOT / "launch").glob("pi05_*.launch.py"))
+LAUNCH_FILES = [
+    path
+    for path in sorted((ROOT / "launch").glob("*.launch.py"))
+    if path.name != "replay_bench.launch.py"
+]
 OVERRIDES = ("device", "checkpoint", "precision")
 
 pytestmark = [pytest.mark.ros, pytest.mark.jazzy]

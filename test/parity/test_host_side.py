@@ -23,7 +23,7 @@ from flashrt_core.policies.pi05.numerics import (
 )
 from flashrt_core.policies.pi05.prompt import PromptEncoder, clean, discretise
 from flashrt_core.policies.pi05.schedule import time_embedding
-from flashrt_core.policies.pi05.tokenizer import Tokenizer
+from flashrt_core.policies.sentencepieces import Tokenizer
 
 from . import case as parity
 from .folders import TINY_TOKENIZER

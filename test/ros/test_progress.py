@@ -43,6 +43,7 @@ def silent(seconds: float, **changes: Any) -> Runtime:
         "_answered_ns": NOW_NS - int(seconds * 1e9),
         "config": config(),
         "deciding": False,
+        "decider": SimpleNamespace(episode=None),
         "worker": SimpleNamespace(waiting=0),
         "node": SimpleNamespace(get_clock=lambda: SimpleNamespace(ros_time_is_active=False)),
         "edge_log": Log(),
@@ -103,3 +104,10 @@ def test_the_cause_is_named(changes: dict[str, Any], cause: str) -> None:
 )
 def test_what_is_no_stall_is_not_reported(seconds: float, changes: dict[str, Any]) -> None:
     assert told(silent(seconds, **changes)) == []
+
+
+def test_a_chunk_that_is_executed_to_its_end_is_no_silence() -> None:
+    """Where decisions build on each other: five chunks of it are."""
+    long = {"decider": SimpleNamespace(episode=SimpleNamespace(seconds=LONG_S / 4))}
+    assert told(silent(LONG_S, **long)) == []
+    assert told(silent(2 * LONG_S, **long)) == ["the timer has not fired"]

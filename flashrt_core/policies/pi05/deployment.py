@@ -16,9 +16,9 @@ from ...checkpoint import file_of, tensor_shapes
 from ...errors import OptionError, WeightsError
 from ..base import Deployment
 from ..json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
+from ..lerobot_processors import FILES, feature_statistics, read_steps, relative_dims
 from ..normalisation import Statistics, read_norm_stats
 from .config import PRESETS, SLOTS
-from .processors import FILES, feature_statistics, read_steps, relative_dims
 from .weights import ROOT, tensors
 
 #: Values of LeRobot's configuration that change the network into one that is not built here.

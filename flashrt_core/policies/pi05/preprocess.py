@@ -25,11 +25,11 @@ from ..robot_side import (
     normalised,
     ordered_views,
 )
+from ..sentencepieces import Tokenizer
 from .camera import check_view, encode_view
 from .config import SLOTS, Pi05Config
 from .deployment import Details, read_deployment
 from .prompt import PromptEncoder, discretise
-from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 

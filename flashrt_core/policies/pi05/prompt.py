@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from .tokenizer import Tokenizer
+from ..sentencepieces import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 

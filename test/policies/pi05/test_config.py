@@ -10,7 +10,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.config import TINY_VOCAB
 from flashrt_core.policies.pi05.numerics import embedding_scale
-from flashrt_core.policies.pi05.tokenizer import Tokenizer
+from flashrt_core.policies.sentencepieces import Tokenizer
 from flashrt_core.weights import TensorSpec
 
 

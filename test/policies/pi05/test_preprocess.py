@@ -15,7 +15,7 @@ from flashrt_core.policies.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.camera import resize_with_pad
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
-from flashrt_core.policies.pi05.tokenizer import Tokenizer
+from flashrt_core.policies.sentencepieces import Tokenizer
 
 from .harness import TWO, VIEWS
 

@@ -11,7 +11,7 @@ import sentencepiece
 
 from flashrt_core.errors import InputError, OptionError
 from flashrt_core.policies.pi05.prompt import PromptEncoder, clean, discretise
-from flashrt_core.policies.pi05.tokenizer import Tokenizer
+from flashrt_core.policies.sentencepieces import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "flashrt_core/policies/pi05/tiny_tokenizer.model"

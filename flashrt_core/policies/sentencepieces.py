@@ -9,8 +9,8 @@ from typing import Any
 
 import sentencepiece
 
-from ...errors import InputError, OptionError
-from ...files import LFS_POINTER, LFS_REMEDY
+from ..errors import InputError, OptionError
+from ..files import LFS_POINTER, LFS_REMEDY
 
 
 class Tokenizer:
@@ -33,7 +33,9 @@ class Tokenizer:
         self.name = "tiny" if path is None else str(path)
         try:
             model = (
-                files(__package__).joinpath("tiny_tokenizer.model") if path is None else path
+                files(f"{__package__}.pi05").joinpath("tiny_tokenizer.model")
+                if path is None
+                else path
             ).read_bytes()
         except OSError as error:
             raise OptionError(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoint import read_arrays
-from ...errors import OptionError, WeightsError
-from ..json_fields import FLAG, NUMBERS, OBJECT, OBJECTS, TEXT, TEXTS, field_of, read_object, shown
-from ..normalisation import FIELDS, Statistics, from_arrays
+from ..checkpoint import read_arrays
+from ..errors import OptionError, WeightsError
+from .json_fields import FLAG, NUMBERS, OBJECT, OBJECTS, TEXT, TEXTS, field_of, read_object, shown
+from .normalisation import FIELDS, Statistics, from_arrays
 
 #: Before the network, and after it.
 FILES = ("policy_preprocessor.json", "policy_postprocessor.json")

@@ -1,0 +1,89 @@
+"""Noise of decisions, a pure function of seed and index; and what a window's value must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .contract import Contract, InputSpec
+from .devices.base import NUMPY_DTYPES
+from .errors import InputError
+from .policies.base import as_array
+
+Array = np.ndarray[Any, Any]
+#: Of a decision: that of the input ``noise``, or of several inputs by name.
+Noise = Array | Mapping[str, Array]
+
+#: The input that a generative policy's noise goes to. Further ones have it and a point in front.
+NOISE = "noise"
+#: What a session's seed may be.
+SEEDS = range(1 << 64)
+
+
+def noise_for(seed: int, index: int, shape: tuple[int, ...], stream: int = 0) -> Array:
+    """Standard normal float32 noise of decision ``index``: a pure function of its arguments.
+
+    ``stream``: number of the input among those that take noise.
+    """
+    bits = np.random.Philox(key=seed, counter=[0, 0, stream, index])
+    return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
+
+
+#: Keeps what was drawn ahead of its decision, for the sessions of a process.
+drawn = lru_cache(maxsize=64)(noise_for)
+
+
+class NoiseInputs:
+    """All inputs of a contract that take noise, :data:`NOISE` first."""
+
+    def __init__(self, contract: Contract) -> None:
+        further = (spec for spec in contract.inputs if spec.name.startswith(f"{NOISE}."))
+        self._specs = (contract.input(NOISE), *further)
+
+    def drawn(self, seed: int, index: int) -> Mapping[str, Array]:
+        """The noise of a decision by input; once drawn it is kept for a while."""
+        return {
+            spec.name: drawn(seed, index, spec.shape, stream)
+            for stream, spec in enumerate(self._specs)
+        }
+
+    def values(
+        self, noise: Noise | None, seed: int, index: int
+    ) -> Iterator[tuple[InputSpec, Array]]:
+        """Every input and its value, checked; what ``noise`` does not have is drawn.
+
+        InputError on an unknown name or a wrong array.
+        """
+        if noise is None:
+            given: Mapping[str, Array] = {}
+        else:
+            given = noise if isinstance(noise, Mapping) else {NOISE: noise}
+        names = [spec.name for spec in self._specs]
+        if unknown := set(given) - set(names):
+            raise InputError("noise", expected=f"arrays of {names}", got=sorted(unknown, key=str))
+        if len(given) < len(names):
+            given = {**self.drawn(seed, index), **given}
+        checked = [(spec, checked_value(spec, given[spec.name])) for spec in self._specs]
+        return iter(checked)
+
+
+def checked_value(spec: InputSpec, value: Array) -> Array:
+    """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
+    value = as_array(f"input {spec.name!r}", value)
+    expected = NUMPY_DTYPES[spec.dtype]
+    fits = value.shape == spec.shape or (
+        spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]
+    )
+    if not fits or value.dtype != expected:
+        most = "at most " if spec.shorter else ""
+        raise InputError(
+            f"input {spec.name!r}",
+            expected=f"{most}{list(spec.shape)} {expected}",
+            got=f"{list(value.shape)} {value.dtype}",
+        )
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise InputError(f"input {spec.name!r}", expected="finite values", got="NaN or infinity")
+    return value

@@ -1,0 +1,159 @@
+"""What was seen and done since a session's last decision, where decisions build on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .capsule.state import HostState
+from .contract import Contract, HistorySpec
+from .errors import CapsuleError, InputError, SessionError, StaleStateError
+from .images import Frame
+from .policies.base import HistoryProcessor, Observation, Processor, as_array
+
+Array = np.ndarray[Any, Any]
+
+
+class Past:
+    """Pictures of the chunk under way; one of a session.
+
+    Args:
+        contract: of the plan.
+        processor: the policy's host-side transforms.
+    """
+
+    def __init__(self, contract: Contract, processor: Processor) -> None:
+        self._contract = contract
+        self._processor: Any = processor
+        self._seen: list[dict[str, Array]] = []
+        self._observed = False  # the windows of the next decision are written
+
+    def clear(self) -> None:
+        """A chunk ended, or is taken back."""
+        self._seen.clear()
+        self._observed = False
+
+    def record(self, images: Mapping[str, Array | Frame], turn: int, session: str) -> None:
+        """Keeps a picture of every camera; InputError where none is expected now."""
+        history = self._contract.history
+        if history is None:
+            raise InputError(
+                f"a picture between decisions for session {session!r}",
+                expected="a policy whose decisions build on each other",
+                got=repr(self._contract.policy),
+            )
+        most = history.pictures[history.variant(turn)] - 1 if turn else 0
+        if len(self._seen) >= most:
+            raise InputError(
+                f"pictures since the last decision of session {session!r}",
+                expected=f"{most} before the observation that is decided on",
+                got="one more" if turn else "one before the first decision",
+                remedy="decide, or restart() for a new episode",
+            )
+        made: HistoryProcessor = self._processor
+        self._seen.append(made.encode_pictures(images))
+
+    def check_boundary(self, what: str) -> None:
+        """CapsuleError about ``what`` in the middle of a chunk."""
+        if self._seen:
+            raise CapsuleError(
+                what,
+                expected="a session at the end of a chunk",
+                got=f"one with {len(self._seen)} pictures of a chunk under way",
+                remedy="do it right after a decision",
+            )
+
+    def check_decide(
+        self, observation: Observation | None, host: HostState, made: bool, session: str
+    ) -> None:
+        """Where decisions build on each other: the last one is there, and this one has a picture.
+
+        ``made``: whether what the last decision left can be trusted. InputError or StaleStateError.
+        """
+        if self._contract.history is None:
+            return
+        if observation is None and not self._observed:
+            raise InputError(
+                "observation", expected="what is seen where the chunk ends", got="none"
+            )
+        if host.turn and not made:
+            raise StaleStateError(
+                f"session {session!r}",
+                expected="what its last decision left",
+                got="nothing that can be trusted, after a failure",
+                remedy="restore a capsule, or restart() for a new episode",
+            )
+
+    def check_alone(self, what: str, *, harmless: bool = False) -> None:
+        """SessionError about ``what``, unless harmless, where decisions build on each other."""
+        if self._contract.history is not None and not harmless:
+            raise SessionError(
+                what,
+                expected="a policy whose decisions stand alone",
+                got=f"{self._contract.policy!r}, which has a history",
+                remedy="decide()",
+            )
+
+    def windows(
+        self, values: Mapping[str, Array], host: HostState, executed: Array | None
+    ) -> dict[str, Array]:
+        """The windows of a decision: pictures joined, and the chunk that was executed.
+
+        Where decisions stand alone, they are ``values``.
+
+        Args:
+            values: as encoded from the observation: one picture where the window takes several.
+            host: the session's.
+            executed: [rows, action_dim] in robot units; None: the rows as they were decided.
+
+        Raises:
+            InputError: too few pictures, or other rows than those of a whole chunk.
+        """
+        history = self._contract.history
+        if history is None:
+            if executed is not None:
+                raise InputError("executed rows", expected="none: decisions stand alone", got=1)
+            return dict(values)
+        expected = history.pictures[history.variant(host.turn)]
+        if len(self._seen) + 1 != expected:
+            raise InputError(
+                "pictures since the last decision",
+                expected=f"{expected} of each camera, one every {history.stride} executed rows, "
+                "the observation last: decisions start where a chunk ends",
+                got=len(self._seen) + 1,
+                remedy="record() each while the chunk is executed, or restart()",
+            )
+        joined = dict(values) | {history.executed: self._executed(history, host, executed)}
+        for name in history.pictured:
+            window = np.zeros(self._contract.input(name).shape, values[name].dtype)
+            for index, each in enumerate((*self._seen, values)):
+                window[index] = each[name]
+            joined[name] = window
+        self._observed = True
+        return joined
+
+    def _executed(self, history: HistorySpec, host: HostState, executed: Array | None) -> Array:
+        shape = self._contract.input(history.executed).shape
+        if host.turn == 0 or host.raw is None:
+            if executed is not None:
+                raise InputError("executed rows", expected="none before a first decision", got=1)
+            return np.zeros(shape, np.float32)
+        chunk = np.array(host.raw, np.float32)
+        if executed is None:
+            return chunk
+        rows = history.rows[history.variant(host.turn - 1)]
+        done = as_array("executed rows", executed)
+        wanted = (rows, self._processor.action_dim)
+        if done.shape != wanted or done.dtype.kind not in "fiu" or not np.isfinite(done).all():
+            raise InputError(
+                "executed rows",
+                expected=f"{list(wanted)} finite numbers: a whole chunk",
+                got=f"{list(done.shape)} {done.dtype}",
+                remedy="decisions start where a chunk ends; restart() where one was given up",
+            )
+        raw = self._processor.encode_actions(done, host.robot_state)
+        # What the network has no number for stays as it was decided.
+        chunk[-rows:] = np.where(np.isnan(raw), chunk[-rows:], raw)
+        return chunk

@@ -1,0 +1,55 @@
+"""Which tokenizer and text encoder a deployment has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...checkpoint import PartedWeights
+from ...errors import OptionError
+from ...tensors import WeightsPart
+from ..sentencepieces import Tokenizer
+from .config import LingbotConfig
+from .deployment import Details
+from .text import PromptRows, StandIn
+from .text_encoder import ROOT, TextEncoder, tensors
+
+Array = np.ndarray[Any, Any]
+_END = 1  # id of the end of text, in UMT5's vocabulary
+
+
+class EncodedRows:
+    """Rows of the checkpoint's text encoder; its weights are read when a prompt is set."""
+
+    def __init__(self, config: LingbotConfig, file: Path) -> None:
+        self._source = PartedWeights([WeightsPart(ROOT, file)], tensors(config))
+        self._encoder = TextEncoder(config, self._source)
+        self.digest = self._source.digest
+
+    def encode(self, ids: Sequence[int]) -> Array:
+        """[n, width] float32, each number rounded to bfloat16 as the official encoder gives it."""
+        with torch.inference_mode():
+            return self._encoder.encode(ids).bfloat16().float().numpy()
+
+
+def prompt_rows(config: LingbotConfig, tokenizer: Path | None, details: Details) -> PromptRows:
+    """The text side of a deployment; OptionError where a trained network lacks a part of it."""
+    path = tokenizer or details.tokenizer
+    if details.trained and (path is None or details.text_encoder is None):
+        lacking = "tokenizer" if path is None else "text encoder"
+        raise OptionError(
+            "option 'tokenizer'",
+            expected="spiece.model in the folder tokenizer, and the folder text_encoder, beside "
+            "the weights",
+            got=f"no {lacking}",
+            remedy="copy both folders of robbyant/lingbot-va-base into the checkpoint's",
+        )
+    pieces = Tokenizer(path)
+    end = [_END if details.trained else pieces.bos]
+    rows = StandIn(config.net.text)
+    made = rows if details.text_encoder is None else EncodedRows(config, details.text_encoder)
+    return PromptRows(config, lambda text: [*pieces.encode(text), *end], made)

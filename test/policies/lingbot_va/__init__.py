@@ -1,0 +1,1 @@
+"""LingBot-VA on the CPU."""
