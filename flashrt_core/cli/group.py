@@ -31,7 +31,7 @@ class OneLineGroup(TyperGroup):
             SystemExit: with the command's exit status, in standalone mode.
         """
         try:
-            status = super().main(*args, standalone_mode=False, **kwargs)
+            status = super().main(*args, **kwargs | {"standalone_mode": False})
         except _UsageError as error:
             if type(error).__name__ == _HELP:  # called with nothing: that is no mistake to name
                 error.show()
