@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 #: Seconds after the program answers signals; imports take two on an idle machine.
-DELAYS = (0.0, 0.1, 0.25, 0.5, 0.8, 1.2, 1.7, 2.5)
+DELAYS = (0.0, 0.15, 0.4, 0.8, 1.3, 2.2)
 _AT_ONCE = 3  # that run side by side: most of what they do is to wait for the disk
 
 Outcome = tuple[signal.Signals, int, str, str]
