@@ -2,7 +2,10 @@
 
 import sys
 
-from .cli.main import run
+from .signals import leave_at_once
 
 if __name__ == "__main__":
+    leave_at_once("flashrt")  # before the imports, which take seconds
+    from .cli.main import run
+
     sys.exit(run())

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from flashrt_core.signals import leave_at_once
+
+if __name__ == "__main__":  # python -m; start.py does it for the command
+    leave_at_once("flashrt")  # before the imports, which take seconds
+
 import math
 import re
 import sys
@@ -12,20 +17,14 @@ from typing import Annotated
 import typer
 import yaml
 
+from flashrt_core.cli.bench import bench_app
+from flashrt_core.cli.calibrate import bag_readers
+from flashrt_core.cli.eval import RosOptions, ros_runners
+from flashrt_core.cli.main import app, run
 from flashrt_core.errors import OptionError
-
-try:
-    from flashrt_core.cli.bench import bench_app
-    from flashrt_core.cli.calibrate import bag_readers
-    from flashrt_core.cli.eval import RosOptions, ros_runners
-    from flashrt_core.cli.main import app, run
-    from flashrt_core.evaluation.command import EvalOptions, Progress, Result
-    from flashrt_core.evaluation.task import task_folders
-    from flashrt_core.observations import Sample
-except KeyboardInterrupt:  # torch takes seconds to import, and main() is not reached yet
-    print("flashrt: interrupted", file=sys.stderr)
-    sys.exit(130)
-
+from flashrt_core.evaluation.command import EvalOptions, Progress, Result
+from flashrt_core.evaluation.task import task_folders
+from flashrt_core.observations import Sample
 from flashrt_ros.paths import share_directory
 
 _RATES = (0.001, 1000.0)  # slower or faster than any clock and any node can follow
@@ -266,7 +265,7 @@ task_folders.insert(0, shipped_tasks)
 
 
 def main() -> int:
-    """Entry point of the ``flashrt`` command; the exit status."""
+    """Run the command line; the exit status."""
     return run(app)
 
 

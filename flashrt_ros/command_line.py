@@ -15,6 +15,8 @@ from typing import Any
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
+from flashrt_core.errors import OptionError
+
 _OPTIONS = ("-p", "--param")
 _FILE = "--params-file"
 
@@ -60,6 +62,23 @@ def sources(arguments: Iterable[str]) -> list[Source]:
         elif ros and argument in (*_OPTIONS, _FILE):
             flag = argument
     return found
+
+
+def check_files(arguments: Iterable[str]) -> None:
+    """OptionError where a parameter file cannot be read: rcl tells that in lines of its own."""
+    for source in sources(arguments):
+        if not source.is_file:
+            continue
+        try:
+            with open(source.text, "rb") as file:
+                file.read(1)
+        except (OSError, ValueError) as error:  # ValueError: a NUL
+            raise OptionError(
+                f"argument '{source.flag}'",
+                expected="a parameter file that can be read",
+                got=f"'{source.text}': {getattr(error, 'strerror', None) or error}",
+                remedy="give the path of a file, as config/pi05_tiny.yaml is one",
+            ) from error
 
 
 def read(arguments: Sequence[str], name: str, context: Any = None) -> Asked:

@@ -31,6 +31,7 @@ from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import WrongStateError
+from flashrt_ros.log_folder import ensure_log_folder
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.own_name import OwnName
 from flashrt_ros.parameters import NodeConfig
@@ -248,11 +249,19 @@ def main(args: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
+        command_line.check_files(sys.argv if args is None else args)
+        ensure_log_folder(name="policy_node")
         # rclpy's own handlers would invalidate the context before the node could shut down.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         asked = command_line.read(sys.argv if args is None else args, _NAME)
         node = PolicyNode(parameter_overrides=list(asked.overrides), idle=asked.idle)
-    except (RuntimeError, ValueError, NameValidationException, ParameterException) as error:
+    except (
+        FlashRTError,
+        RuntimeError,
+        ValueError,
+        NameValidationException,
+        ParameterException,
+    ) as error:
         # A parameter file that does not parse, an impossible name, a QoS override that is none.
         print(f"policy_node: {one_line(error)}", file=sys.stderr)
         return 1

@@ -1,19 +1,28 @@
-"""The way into the node's process: signals are answered before the imports, which take seconds."""
+"""The ways into the processes: signals are answered before the imports, which take seconds."""
 
 from __future__ import annotations
 
 import signal
 import sys
 
+from flashrt_core.signals import leave_at_once
+
+
+def command() -> int:
+    """Entry point of the ``flashrt`` command; the exit status."""
+    leave_at_once("flashrt")
+    from flashrt_ros.cli import main as run
+
+    return run()
+
 
 def main() -> int:
     """Run the node until SIGINT or SIGTERM; its exit status.
 
-    Until the node has handlers of its own, both signals end the process at once and in silence:
-    there is nothing yet to shut down, and Python's KeyboardInterrupt would only show where the
-    import was.
+    Until the node has handlers of its own, both signals end the process with one line: there is
+    nothing yet to shut down.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    leave_at_once("policy_node", (signal.SIGINT, signal.SIGTERM))
     from flashrt_ros.node import main as run
 
     return run()

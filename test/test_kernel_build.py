@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_every_architecture_builds(kernels: list[build_kernels.Resources]) -> No
         without = clusters if architecture in ("sm_80", "sm_89") else set()
         if architecture != "sm_90a":
             assert names == set(declared()) - hopper - without
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with pytest.raises(build_kernels.BuildError, match="/proc/none.*; set XDG_CACHE_HOME"):
+        build_kernels.build(Path(shutil.which("true") or "true"), tmp_path / "out")
 
 
 @needs_nvcc

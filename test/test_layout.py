@@ -68,7 +68,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.whole_numbers",
     ),
     ("flashrt_core.specs",),
-    ("flashrt_core.errors",),
+    ("flashrt_core.errors", "flashrt_core.signals"),
 )
 PURE = (
     "flashrt_core.contract",

@@ -156,9 +156,15 @@ def build(
 ) -> list[Resources]:
     """Builds the fatbin at ``output``; the kernels' resources. BuildError when it must not ship."""
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    folder = cache_folder() / content_hash(version)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "all.cu").write_text(unity_source())
+    try:
+        folder = cache_folder() / content_hash(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "all.cu").write_text(unity_source())
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        raise BuildError(
+            f"folder of compiled kernels: expected one that can be written, got {error};"
+            " set XDG_CACHE_HOME to a folder of yours"
+        ) from error
     jobs = [(architecture, "cubin") for architecture in architectures]
     jobs += [(PTX, "ptx")] if ptx else []
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -49,6 +49,10 @@ std::string python_error() {
                          text == nullptr ? nullptr : PyUnicode_AsUTF8(text)};
   std::string line = words[0] == nullptr ? "Python failed" : words[0];
   if (words[1] != nullptr && *words[1] != 0) line += std::string(": ") + words[1];
+  if (type != nullptr && PyErr_GivenExceptionMatches(type, PyExc_ModuleNotFoundError)) {
+    line += "; activate the virtual environment with torch and numpy (source .venv/bin/activate) and, in a checkout,"
+            " set PYTHONPATH=.";
+  }
   PyErr_Clear();
   for (PyObject *object : {name, text, type, value, trace}) Py_XDECREF(object);
   std::replace(line.begin(), line.end(), '\n', ' ');

@@ -142,9 +142,18 @@ def key_of(
 
 
 def default_path(key: Mapping[str, str]) -> Path:
-    """Where the calibration of a plan is kept when no file is named."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "flashrt" / "calibration" / f"{sha256_of(dict(key))}.json"
+    """Where the calibration of a plan is kept when no file is named; OptionError without a home."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(root) if root else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OptionError(
+            "folder of calibrations",
+            expected="one below XDG_CACHE_HOME or your home",
+            got="neither",
+            remedy="set XDG_CACHE_HOME to a folder of yours",
+        ) from error
+    return folder / "flashrt" / "calibration" / f"{sha256_of(dict(key))}.json"
 
 
 def power_of_two(value: float) -> float:
@@ -170,7 +179,7 @@ def find_calibration(
         OptionError: no such file, or one that :func:`read_calibration` or :func:`check` refuses.
     """
     path = default_path(key) if option is None else local_path(_WHERE, option, OptionError)
-    if not path.exists():
+    if not os.path.exists(path):  # also where the folder must not be looked into
         raise OptionError(
             _WHERE,
             expected="a calibration file, as the precision plan quantises activations",

@@ -21,6 +21,7 @@ from ..terminal import USER_ERROR, run_command, terminal_or_file
 from .bench import bench_app
 from .calibrate import calibrate_command
 from .eval import eval_command
+from .group import OneLineGroup
 from .options import AsJson, takes_plan
 from .qualify import qualify_command
 
@@ -32,6 +33,7 @@ __all__ = ["USER_ERROR", "app", "as_dict", "render", "run"]
 
 app = typer.Typer(
     name="flashrt",
+    cls=OneLineGroup,
     help="Robot policies on the robot's own hardware, at batch one.",
     no_args_is_help=True,
     add_completion=False,

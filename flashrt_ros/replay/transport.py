@@ -16,6 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from flashrt_core.errors import OptionError
+from flashrt_ros.log_folder import ensure_log_folder
 from flashrt_ros.paths import config_file, share_directory, shipped_folder
 
 # Above 101 the ports of a domain reach into the range that Linux hands out to clients.
@@ -33,8 +34,13 @@ class Graph:
     private: bool
 
     def enter(self, environment: MutableMapping[str, str] = os.environ) -> None:
-        """Put this process, and the children it starts, on the graph; before any rclpy context."""
+        """Put this process, and the children it starts, on the graph; before any rclpy context.
+
+        Raises:
+            OptionError: there is no folder for the logs of ROS.
+        """
         environment["ROS_DOMAIN_ID"] = str(self.domain)
+        ensure_log_folder(environment)
         if self.private:
             environment["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
             environment.pop("ROS_STATIC_PEERS", None)

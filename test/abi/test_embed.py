@@ -125,6 +125,7 @@ def test_without_an_environment_the_line_says_what_python_lacks(checkout: Path) 
     status, _, err = done(checkout, "PYTHONPATH=none build/embed")
     assert status == 2 and err.count("\n") == 1
     assert "embed: ModuleNotFoundError: No module named" in err
+    assert "activate the virtual environment" in err and "PYTHONPATH=." in err
 
 
 def test_ctrl_c_ends_it(checkout: Path) -> None:

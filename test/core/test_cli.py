@@ -96,6 +96,40 @@ def test_user_errors_are_one_line(
     assert names in err
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "eval tabletop --episodes 0",
+            "option '--episodes': expected >= 1, got '0'; flashrt eval --help tells what there is",
+        ),
+        ("eval tabletop --episodes x", "option '--episodes': expected a valid integer, got 'x';"),
+        ("eval tabletop --camera-hz 0.1", "option '--camera-hz': expected >= 0.5, got '0.1';"),
+        ("eval", "missing argument 'task'; flashrt eval --help"),
+        ("eval tabletop --episodes", "option '--episodes' requires an argument; --help"),
+        ("inspect --state-in-prompt=3", "option '--state-in-prompt' does not take a value;"),
+        ("inspect --jason", "no such option: --jason (Possible options: --json);"),
+        ("inspect pi05 b c", "got unexpected extra argument(s) (b c); flashrt inspect --help"),
+        ("bench decision pi05 b", "got unexpected extra argument(s) (b); flashrt bench decision"),
+        ("calibrate --limit -3", "option '--limit': expected >= 1, got '-3';"),
+        ("wat", "no such command 'wat'; flashrt --help"),
+    ],
+)
+def test_a_refused_command_line_is_one_line(
+    capsys: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    code = run(lambda: app(line.split(), prog_name="flashrt"))
+    out, err = capsys.readouterr()
+    assert (code, out) == (USER_ERROR, "")
+    assert err.startswith(f"flashrt: error: {says}") and err.count("\n") == 1
+
+
+def test_with_nothing_the_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys)
+    assert code == USER_ERROR and "error" not in err
+    assert "inspect" in out + err and "--help" in out + err
+
+
 def test_a_status_is_that_of_the_application(capsys: pytest.CaptureFixture[str]) -> None:
     assert (run(lambda: 1), run(lambda: None), run(lambda: sys.exit(3))) == (1, 0, 3)
     assert run(lambda: sys.exit("why")) == 1

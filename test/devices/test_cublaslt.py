@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from flashrt_core.devices import cublaslt
+from flashrt_core.calibration.artifact import default_path
+from flashrt_core.devices import algorithm_cache, cublaslt
 from flashrt_core.devices.algorithm_cache import read_cache
 from flashrt_core.devices.cublaslt import CublasLt
 from flashrt_core.devices.product_site import Operands, Site
-from flashrt_core.errors import DeviceError
+from flashrt_core.errors import DeviceError, OptionError
 
 BF16, F32, E4M3 = 14, 0, 28
 _SCALES = [f"{name}_SCALE_POINTER" for name in "ABD"]
@@ -154,6 +156,39 @@ def test_choices_and_their_times_are_kept(lt: FakeLt, tmp_path: Path) -> None:
     assert again.choice("op 1 2", "other kernels") is None
     path.write_text('{"op 1 2": {"way": "fused"}}')  # as it was kept before
     assert products(path).choice("op 1 2", "abc") is None
+
+
+def test_choices_that_cannot_be_kept_hold_for_the_process(
+    lt: FakeLt, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path("/proc/none/flashrt/kept.json")  # root may write anywhere but here
+    ours = products(place)
+    for way in ("fused", "library"):
+        ours.keep_choice("op 1 2", way, "abc", {})
+    assert ours.choice("op 1 2", "abc") == "library"
+    (told,) = caplog.messages
+    assert told.startswith(f"'{place}' cannot be written (") and "XDG_CACHE_HOME" in told
+    (tmp_path / "folder.json").mkdir()
+    assert read_cache(tmp_path / "folder.json") == {} and "cannot be read" in caplog.messages[-1]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(algorithm_cache.json, "dump", full)
+    products(tmp_path / "kept.json").keep_choice("op 1 2", "fused", "abc", {})
+    assert "No space left" in caplog.messages[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert algorithm_cache.cache_path("GPU", 1) is None
+    with pytest.raises(OptionError, match="got neither; set XDG_CACHE_HOME"):
+        default_path({})
 
 
 def test_a_product_that_does_not_run_is_named(lt: FakeLt) -> None:

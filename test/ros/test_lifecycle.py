@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +26,8 @@ from lifecycle_msgs.srv import GetAvailableTransitions
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
+
+from test.starting import interrupted_starts
 
 from .harness import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Robot, wait_until
 
@@ -129,16 +130,15 @@ def test_a_signal_while_active_ends_the_process_in_order(
     assert "Traceback" not in robot.target.log and "left behind" not in robot.target.log
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8])
-def test_a_signal_while_the_node_imports_ends_it_in_silence(after_s: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flashrt_ros.start"], stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(after_s)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=20)[1]
-    assert process.returncode in (-signal.SIGINT, 0), "ended by the signal, or in order"
-    assert "Traceback" not in said
+def test_a_signal_anywhere_in_the_start_of_the_node_ends_it_in_one_line(tmp_path: Path) -> None:
+    """Or in order and in silence, with 0, once it has handlers of its own."""
+    outcomes = interrupted_starts(["-m", "flashrt_ros.start"], tmp_path)
+    ended = [number for number, status, _, _ in outcomes if status]
+    for number, status, out, err in outcomes:
+        how = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
+        assert (status, err) in [(0, ""), (128 + number, f"policy_node: {how}\n")]
+        assert out == ""
+    assert ended, "some came before it had them"
 
 
 @pytest.mark.jazzy
