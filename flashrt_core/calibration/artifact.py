@@ -32,8 +32,13 @@ METHODS = ("amax", "percentile")
 _WHERE = "option 'calibration'"
 _LARGEST = 448.0  # of E4M3
 _AGAIN = "calibrate again"
+_NAME = "name the file that flashrt calibrate wrote (its last line says where)"
 # Before the command, which so stays whole to the end of the line.
-_ELSE = "with --made-up N, or --bag BAG --params FILE, in place of --npz FILE where there is none,"
+_MAKE = "make one of a file of observations (or of --bag BAG --params FILE, or --made-up N): run"
+
+
+class NoCalibrationError(OptionError):
+    """A plan has no calibration, or one of another plan: calibrating mends it."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +176,11 @@ def find_calibration(
     """
     path = default_path(key) if option is None else local_path(_WHERE, option, OptionError)
     if not path.exists():
-        raise OptionError(
+        raise NoCalibrationError(
             _WHERE,
-            expected="a calibration file, as the precision plan quantises activations",
+            expected="scales of activations, which this precision plan quantises",
             got=f"none at {str(path)!r}" if option else "none for this plan",
-            remedy=f"{_ELSE} run {command}",
+            remedy=f"{_MAKE} {command}",
         )
     found = read_calibration(path)
     check(found, key, precision, command)
@@ -228,11 +233,11 @@ def check(
         )
     other = [name for name in KEY if found.key.get(name) != key[name]]
     if other:
-        raise _error(
-            "one of this plan",
-            f"a stale one, of other {' and '.join(other)}",
-            None,
-            f"run {command}",
+        raise NoCalibrationError(
+            _WHERE,
+            expected="one of this plan",
+            got=f"a stale one, of other {' and '.join(other)}",
+            remedy=f"run {command}",
         )
     missing = [name for name in precision.calibrated if name not in found.sites]
     if missing:
@@ -244,7 +249,7 @@ def _load(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text"
-        raise _error("a readable file", reason, path, None) from error
+        raise _error("a file of flashrt calibrate", reason, path, _NAME) from error
     try:
         return json.loads(text)
     except RecursionError as error:

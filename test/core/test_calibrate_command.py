@@ -90,7 +90,7 @@ def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) 
     code, _, err = call(capsys, "qualify", "pi05", "--precision", "fp8", *FEW)
     assert code == USER_ERROR and err.count("\n") == 1
     assert "run flashrt calibrate pi05 --checkpoint random:0 --precision fp8 --steps 2" in err
-    assert "--made-up N, or --bag BAG --params FILE, in place of --npz FILE" in err
+    assert "got none for this plan; make one of a file of observations (or of --bag" in err
     code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8")
     assert code == NOT_LOADABLE and "not loadable like this: option 'calibration'" in out
 
@@ -189,7 +189,7 @@ def test_one_plan_is_compared_once(
         (["--npz", "none.npz"], "observations 'none.npz': expected a readable .npz file"),
         (["--made-up", "1", "--precision", "bf16"], "expected a plan with fp8 products"),
         (["--made-up", "1", "--device", "cuda"], "option 'device': expected one of"),
-        (["--made-up", "1", "--method", "mean"], "method of a calibration"),
+        (["--made-up", "1", "--method", "mean"], "option 'method': expected one of"),
         (["--made-up", "1", "--output", "/"], "option '--output': expected a file that can be"),
         (["--made-up", "1", "--prompt-buckets", "9" * 5000], "option 'prompt_buckets': expected"),
         (["--made-up", "1", "--prompt-buckets", "32,x"], "option 'prompt_buckets': expected whole"),
@@ -259,5 +259,5 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=r"expected a readable .npz file"):
             list(read_observations(tmp_path / name, VIEWS))
     np.save(tmp_path / "d.npy", np.zeros(3))
-    with pytest.raises(OptionError, match="an .npz file, got one array"):
+    with pytest.raises(OptionError, match="readable .npz file, got one array"):
         list(read_observations(tmp_path / "d.npy", VIEWS))
