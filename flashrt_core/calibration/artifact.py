@@ -194,7 +194,7 @@ def read_calibration(path: Path) -> Calibration:
     """
     document = _load(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise _error(f"a file of format {FORMAT!r}", "an unknown format", path, _AGAIN)
+        raise _error(f"a file of format {FORMAT!r}", "an unknown format", path, _NAME)
     if document.get("version") != VERSION:
         version = document.get("version")
         raise _error(f"version {VERSION}", f"unknown version {version!r}", path, _AGAIN)
@@ -253,11 +253,11 @@ def _load(path: Path) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise _error("a calibration file", "an unknown format", path, _AGAIN) from error
+        raise _error("a calibration file", "an unknown format", path, _NAME) from error
     except ValueError as error:  # JSON's own, and numbers of thousands of digits
         cut = text.lstrip().startswith("{") and not text.rstrip().endswith("}")
         got = f"a truncated file of {len(text)} characters" if cut else f"no JSON: {error}"
-        raise _error("a whole JSON file", got, path, _AGAIN) from error
+        raise _error("a whole JSON file", got, path, _AGAIN if cut else _NAME) from error
 
 
 def _range(value: Mapping[str, Any]) -> Range:

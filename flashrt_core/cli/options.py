@@ -110,11 +110,11 @@ def refuse_idle(context: typer.Context, names: Iterable[str], needed: str) -> No
         needed: what they go with and was not given.
     """
     if idle := given(context, *names):
+        add = f"add {needed}, or " if needed.startswith("--") else ""
         raise OptionError(
             f"option '{idle[0]}'",
-            expected=f"{needed}, without which it changes nothing",
-            got=f"no {needed}" if needed.startswith("--") else None,
-            remedy=f"leave it out, or add {needed}" if needed.startswith("--") else "leave it out",
+            expected=f"{needed} beside it, without which it changes nothing",
+            remedy=f"{add}leave it out",
         )
 
 

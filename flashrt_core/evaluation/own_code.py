@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import getattr_static
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -21,6 +22,7 @@ from ..policies.base import Observation
 Array = np.ndarray[Any, Any]
 #: Simulated time after which an episode counts as one without an end, unless its task says other.
 LONGEST_S = 600.0
+_ROUNDED_S = 1e-6  # by which sums of steps may be off
 #: What every episode is asked for; the rest of the protocol only where somebody asks for it.
 _NEEDED = ("instruction", "time_s", "success", "score", "done", "observation", "advance", "close")
 
@@ -119,7 +121,7 @@ class CheckedTask:
         call = f"start({seed}) of {self._what}"
         with own_code(self._folder, call):
             found = self._task.start(seed)
-            missing = [name for name in _NEEDED if not hasattr(found, name)]
+            missing = [name for name in _NEEDED if not _has(found, name)]
         if missing:
             raise TaskError(
                 call,
@@ -213,7 +215,7 @@ class CheckedEpisode:
                 expected=f"more than {before:g} s",
                 got=f"{now:g} s",
             )
-        if now > longest:
+        if now > longest + _ROUNDED_S:
             raise TaskError(
                 self._what,
                 expected=f"an end within {longest:g} s of simulated time",
@@ -236,6 +238,11 @@ class CheckedEpisode:
     def close(self) -> None:
         """Release it."""
         self._call("close")
+
+
+def _has(found: Any, name: str) -> bool:
+    """Whether it is there, even if asking for it fails: that is another mistake."""
+    return getattr_static(found, name, None) is not None or hasattr(found, name)
 
 
 def _is_text(value: Any) -> bool:
