@@ -49,7 +49,8 @@ def show_tiers(tiers: Sequence[Tier], console: Console) -> None:
         "decided by",
         {
             "what came out": ("success %", "95 %", "of", "mean score", "ms a decision"),
-            f"against {first}": ("difference", "95 %", "lost", "won", "p", "score", "95 %"),
+            f"success against {first}": ("difference", "95 %", "lost", "won", "p"),
+            f"score against {first}": ("score", "95 %"),
         },
     )
     for tier in tiers:

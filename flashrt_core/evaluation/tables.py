@@ -13,7 +13,7 @@ _ANY_WIDTH = 10_000  # columns
 
 
 class Grouped:
-    """Rows with a name and a cell in each column; a cell is never folded, a name is.
+    """Rows with a name and a cell in each column. Without room names are folded, cells never.
 
     Args:
         name: heading of the names.
@@ -32,7 +32,7 @@ class Grouped:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """One table where its lines fit, else one a group that has any content."""
         columns = [column for group in self._groups.values() for column in group]
-        whole = self._table(self._title, columns, 0)
+        whole = self._table(self._title, columns)
         wanted = Measurement.get(console, options.update(max_width=_ANY_WIDTH), whole)
         if wanted.maximum <= options.max_width:
             yield whole
@@ -40,14 +40,22 @@ class Grouped:
         first = 0
         for title, group in self._groups.items():
             if any(any(cells[first : first + len(group)]) for _, cells in self._rows):
-                yield self._table(title, group, first)
+                yield self._table(title, group, first, narrow=True)
             first += len(group)
 
-    def _table(self, title: str, columns: Sequence[str], first: int) -> Table:
+    def _table(
+        self, title: str, columns: Sequence[str], first: int = 0, *, narrow: bool = False
+    ) -> Table:
         table = Table(box=SIMPLE_HEAD, header_style="dim", title=title or None)
-        table.add_column(self._name)
-        for column in columns:
-            table.add_column(column, justify="right", no_wrap=True)
-        for name, cells in self._rows:
-            table.add_row(name, *cells[first : first + len(columns)])
+        last = first + len(columns)
+        shown = [(name, cells[first:last]) for name, cells in self._rows if any(cells[first:last])]
+        words = [len(word) for name, _ in shown for word in name.split()]
+        table.add_column(self._name, min_width=max(words, default=0))
+        for at, column in enumerate(columns):
+            wide = max((len(cell) for _, cells in shown for cell in cells[at : at + 1]), default=0)
+            folded = narrow and len(column) > wide
+            heading = "\n".join(column.rsplit(" ", 1)) if folded else column
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, cells in shown:
+            table.add_row(name, *cells)
         return table
