@@ -100,7 +100,7 @@ def calibrate_command(options: LoadOptions, npz: str = "FILE") -> str:
     words = ["flashrt", "calibrate", options.policy, "--checkpoint", str(options.checkpoint)]
     plain = LoadOptions()
     names = ("preset", "precision", "horizon", "steps", "numerics", "state_dim", "norm_stats")
-    for name in (*names, "tokenizer"):
+    for name in (*names, "tokenizer", "threads"):
         value = getattr(options, name)
         if value != getattr(plain, name):
             words += [f"--{name.replace('_', '-')}", str(value)]

@@ -178,7 +178,7 @@ def find_calibration(
     if not path.exists():
         raise NoCalibrationError(
             _WHERE,
-            expected="scales of activations, which this precision plan quantises",
+            expected="a calibration file, as this precision plan quantises activations",
             got=f"none at {str(path)!r}" if option else "none for this plan",
             remedy=f"{_MAKE} {command}",
         )

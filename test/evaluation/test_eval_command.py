@@ -163,7 +163,7 @@ def test_a_tier_without_scales_is_told_the_two_commands_that_make_them(
     wanted = [str(FOLDER), *SHORT, "--precision", "fp32,fp8", "--no-reference"]
     code, out, err = call(capsys, *wanted)
     assert (code, out) == (USER_ERROR, "") and len(err.splitlines()) == 1
-    assert "option 'calibration': expected scales of activations" in err
+    assert "option 'calibration': expected a calibration file, as this" in err
     observe, make = err.partition("; make it: ")[2].split(" && ")
     # As they are said, with fewer episodes.
     few = observe.replace("--episodes 20", "--episodes 1")
