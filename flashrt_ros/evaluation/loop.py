@@ -237,7 +237,12 @@ def run_loop(
             told(result.outcomes[-1])
             ended(simulator, result.outcomes[-1])
         if not client.wait_for_diagnostics(2, 10.0):
-            raise TaskError("the node's diagnostics", expected="one a second", got="none in 10 s")
+            raise TaskError(
+                "the node's diagnostics",
+                expected="one a second",
+                got="none in 10 s",
+                remedy=f"see {node.log}",
+            )
         _account(result, client, timings)
     for key in notes[0]["acceleration"] if notes else ():
         result.acceleration[key] = float(np.mean([note["acceleration"][key] for note in notes]))
@@ -278,6 +283,7 @@ def _wait_for_prompt(node: NodeProcess, client: PolicyClient, text: str) -> None
                 "the prompt of the node",
                 expected=f"'{text}' within {_PROMPT_S:g} s",
                 got=node.reason(),
+                remedy=f"see {node.log}",
             )
         time.sleep(0.02)
 
