@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .calibration.artifact import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
-from .devices.overlap import FRONTS, Overlap
 from .engine import Engine, Plan
-from .errors import DeviceError, OptionError, WeightsError
+from .errors import OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
+from .load_checks import absent_views, check_overlap, check_reference, views_in_use
 from .load_options import LoadOptions, calibrate_command, checked
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
@@ -33,6 +32,8 @@ __all__ = [
     "LoadOptions",
     "calibrate_command",
     "calibration_of",
+    "check_loadable",
+    "check_reference",
     "configuration",
     "describe",
     "load",
@@ -186,6 +187,26 @@ def describe(options: LoadOptions) -> Description:
         device.close()
 
 
+def check_loadable(options: LoadOptions) -> Contract:
+    """The contract of a plan, once it is known that :func:`load` finds all that it needs.
+
+    Packs and allocates nothing; weights are read only where a calibration has to fit them. Errors
+    as :func:`load`.
+    """
+    options = checked(options)
+    choice = _choose(options)
+    device = open_device(options.device, threads=options.threads)
+    try:
+        source = _source(options, choice)
+        processor = _processor(options, choice)
+        if choice.precision.calibrated:
+            identity = _identity(choice, device, source, processor)
+            _calibration(options, choice, identity, processor)
+        return choice.contract
+    finally:
+        device.close()
+
+
 def configuration(options: LoadOptions) -> tuple[Deployment, Any]:
     """What the checkpoint says, and the policy's configuration that follows with ``options``.
 
@@ -214,12 +235,7 @@ def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
 
     Raises OptionError or WeightsError, and DeviceError when torch has no such place.
     """
-    if place not in ("cpu", "cuda"):
-        raise OptionError("reference device", expected="cpu or cuda", got=repr(place))
-    if place == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(
-            "reference device 'cuda'", expected="a GPU that torch can use", got="none"
-        )
+    check_reference(place)
     choice = _choose(options)
     source = _source(options, choice)
     return choice.policy.qualifier(choice.config, source, place)
@@ -299,7 +315,7 @@ def _identity(
 def _choose(options: LoadOptions) -> _Choice:
     options = checked(options)
     policy = find_policy(options.policy)
-    views = _views(options, policy)
+    views = views_in_use(options, policy)
     norm_stats = _path("norm_stats", options.norm_stats)
     deployment = _deployment(policy, options.checkpoint, norm_stats)
     given = {
@@ -321,57 +337,19 @@ def _choose(options: LoadOptions) -> _Choice:
         given["real_time_chunking"] = True
     overrides = {**deployment.overrides, **given, **options.extra}
     config = sized(policy, options.preset, overrides, deployment, options.checkpoint)
-    fewest = len(views) - _absent_views(options, policy, len(views))
+    fewest = len(views) - absent_views(options, policy, len(views))
     shapes = tuple(
         shape for n in range(len(views), fewest - 1, -1) for shape in policy.shapes(config, n)
     )
     precision = policy.precision(options.precision)
     contract = policy.contract(config, shapes, views, precision)
-    _check_overlap(options.overlap, contract)
+    check_overlap(options.overlap, contract)
     return _Choice(policy, deployment, config, views, shapes, precision, contract, norm_stats)
 
 
 def views_of(options: LoadOptions) -> tuple[str, ...]:
     """The views that the options come to, in slot order; OptionError where they are none."""
-    return _views(options, find_policy(checked(options).policy))
-
-
-def _views(options: LoadOptions, policy: Policy) -> tuple[str, ...]:
-    """The views in use; OptionError on one that is unknown or stands twice."""
-    given = policy.slots[:2] if options.views is None else options.views
-    unknown = sorted(set(given) - set(policy.slots))
-    if unknown or not given or len(set(given)) != len(given):
-        raise OptionError(
-            "option 'views'",
-            expected=f"at least one of {list(policy.slots)}, each once",
-            got=unknown[0] if unknown else list(given),
-        )
-    # The order of the slots is part of the model; the order of the option is not.
-    return tuple(slot for slot in policy.slots if slot in given)
-
-
-def _absent_views(options: LoadOptions, policy: Policy, count: int) -> int:
-    """How many views an observation may lack; one must be left, and the policy must be able to."""
-    most = count - 1 if policy.masks_views else 0
-    if options.absent_views > most:
-        raise OptionError(
-            "option 'absent_views'",
-            expected=f"at most {most} of {count} views"
-            if policy.masks_views
-            else f"0: policy {policy.name!r} needs every camera",
-            got=options.absent_views,
-        )
-    return options.absent_views
-
-
-def _check_overlap(overlap: str | bool, contract: Contract) -> None:
-    """On every device, though only one overlaps: what is refused there is refused here."""
-    stages = [stage.name for stage in contract.stages]
-    unknown = sorted((Overlap.parse(overlap).stages or frozenset()) - set(stages))
-    if unknown:
-        raise OptionError(
-            "option 'overlap'", expected=f"on, off, or of {[*stages, *FRONTS]}", got=unknown
-        )
+    return views_in_use(options, find_policy(checked(options).policy))
 
 
 def _path(name: str, value: str | Path | None) -> Path | None:

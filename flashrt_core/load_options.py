@@ -95,12 +95,12 @@ class LoadOptions:
     real_time_chunking: bool = False
 
 
-def calibrate_command(options: LoadOptions) -> str:
-    """The command that makes the calibration of a plan."""
+def calibrate_command(options: LoadOptions, npz: str = "FILE") -> str:
+    """The command that makes the calibration of a plan of the observations in a file."""
     words = ["flashrt", "calibrate", options.policy, "--checkpoint", str(options.checkpoint)]
     plain = LoadOptions()
     names = ("preset", "precision", "horizon", "steps", "numerics", "state_dim", "norm_stats")
-    for name in (*names, "tokenizer"):
+    for name in (*names, "tokenizer", "threads"):
         value = getattr(options, name)
         if value != getattr(plain, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -114,7 +114,7 @@ def calibrate_command(options: LoadOptions) -> str:
         words += ["--views", ",".join(options.views)]
     if options.calibration is not None:
         words += ["--output", str(options.calibration)]
-    return f"{shlex.join(words)} --npz FILE"
+    return f"{shlex.join(words)} --npz {npz}"
 
 
 def checked(options: LoadOptions) -> LoadOptions:

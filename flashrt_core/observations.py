@@ -22,6 +22,8 @@ Sample = tuple[str, Observation]  # prompt and observation
 
 #: What numpy raises on a file that is none of its own, cut short or of absurd sizes.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, OverflowError, zipfile.BadZipFile)
+_ZIP, _ARRAY = b"PK", b"\x93NUMPY"  # what a file of arrays starts with, and one of a single array
+_WRITE = "write one with flashrt eval TASK --observations FILE, or as docs/numerics.md says"
 _PROMPTS = ("pick up the red block", "open the upper drawer slowly", "wipe the table")
 _CAMERA = (240, 320)  # pixels of a made-up camera image: not the network's size
 
@@ -59,21 +61,30 @@ def read_observations(path: Path, views: tuple[str, ...]) -> Iterator[Sample]:
     Raises:
         OptionError: no such file, or not these arrays.
     """
+    what = f"observations {str(path)!r}"
     try:
+        _refuse_other(path, what)
         file = np.load(path, allow_pickle=False)
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError(
-            f"observations {str(path)!r}", expected="a readable .npz file", got=reason
+            what, expected="a readable .npz file", got=reason, remedy=_WRITE
         ) from error
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise OptionError(f"observations {str(path)!r}", expected="an .npz file", got="one array")
     with file:
         arrays = _arrays(file, path, views)
     for index, prompt in enumerate(arrays["prompt"]):
         images = {view: arrays[f"image.{view}"][index] for view in views}
         state = arrays["state"][index] if "state" in arrays else None
         yield str(prompt), Observation(images, state)
+
+
+def _refuse_other(path: Path, what: str) -> None:
+    """OptionError on a file that is no .npz; numpy would speak of pickles that it must not open."""
+    with path.open("rb") as opened:
+        start = opened.read(len(_ARRAY))
+    if not start.startswith(_ZIP):
+        got = "one array" if start == _ARRAY else "a file of another kind" if start else "no bytes"
+        raise OptionError(what, expected="a readable .npz file", got=got, remedy=_WRITE)
 
 
 def write_observations(samples: Sequence[Sample], path: Path) -> None:
@@ -138,8 +149,12 @@ def _arrays(file: Any, path: Path, views: tuple[str, ...]) -> dict[str, Array]:
     try:
         arrays = {name: file[name] for name in names}
     except _UNREADABLE as error:
+        objects = isinstance(error, ValueError) and "pickle" in str(error)
         raise OptionError(
-            f"observations {str(path)!r}", expected="plain arrays", got=str(error)
+            f"observations {str(path)!r}",
+            expected="plain arrays",
+            got="Python objects" if objects else str(error),
+            remedy=_WRITE,
         ) from error
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy hands out bytes that are no array as they are

@@ -21,9 +21,10 @@ from flashrt_core.cli.bench import bench_app
 from flashrt_core.cli.calibrate import bag_readers
 from flashrt_core.cli.eval import RosOptions, ros_runners
 from flashrt_core.cli.main import app, run
+from flashrt_core.cli.options import given, refuse_idle
 from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.command import EvalOptions, Progress, Result
-from flashrt_core.evaluation.task import task_folders
+from flashrt_core.evaluation.task import EVALUATION_SEED, task_folders
 from flashrt_core.observations import Sample
 from flashrt_ros.paths import share_directory
 
@@ -40,12 +41,19 @@ Domain = Annotated[
 
 @app.command()
 def demo(
+    context: typer.Context,
     seconds: Annotated[
         float | None,
         typer.Option(help="A synthetic recording of that length, instead of the one that ships."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("out"),
-    seed: Annotated[int, typer.Option(help="Seed of the scene and of the noise.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of the scene and of the noise, 0 where not given. Of --live: of the first"
+            f" episode, {EVALUATION_SEED}."
+        ),
+    ] = None,
     domain: Domain = None,
     live: Annotated[
         bool, typer.Option("--live", help="A simulated robot in real time, and a film of it.")
@@ -59,10 +67,23 @@ def demo(
     of the episodes or more were not done, or the safe action was taken.
     """
     if live:
+        if given(context, "seconds"):
+            raise OptionError(
+                "option '--seconds'",
+                expected="a recording, whose length it is",
+                got="--live",
+                remedy="leave it out, or say how many --episodes",
+            )
         from flashrt_ros.evaluation.live import LiveOptions, run_live
         from flashrt_ros.replay.progress import Reporter
 
-        raise typer.Exit(run_live(LiveOptions(task, episodes, out, domain=domain), Reporter()))
+        first = EVALUATION_SEED if seed is None else seed
+        if not 0 <= first < 1 << 31:
+            raise OptionError("option '--seed'", expected=f"0 to {(1 << 31) - 1}", got=seed)
+        asked = LiveOptions(task, episodes, out, first, domain)
+        raise typer.Exit(run_live(asked, Reporter()))
+    refuse_idle(context, ("task", "episodes"), "--live")
+    seed = 0 if seed is None else seed
     if seconds is not None and not seconds <= 600:
         raise OptionError("option '--seconds'", expected="at most 600", got=seconds)
     _check_seed(seed)
@@ -247,11 +268,13 @@ def read_bag(bag: Path, params: Path, limit: int | None) -> Iterator[Sample]:
     return bag_observations(bag, params, limit)
 
 
-def run_ros_eval(options: EvalOptions, ros: RosOptions, progress: Progress) -> Result:
+def run_ros_eval(
+    options: EvalOptions, ros: RosOptions, progress: Progress, result: Result
+) -> Result:
     """Episodes through a node, for ``flashrt eval --ros``."""
     from flashrt_ros.evaluation.command import run_ros_eval as run_eval
 
-    return run_eval(options, ros, progress)
+    return run_eval(options, ros, progress, result)
 
 
 def shipped_tasks() -> Path:

@@ -247,6 +247,7 @@ def test_an_unknown_block_is_refused(tmp_path: Path) -> None:
         ("precision", precision_result() | {"gpu": {}}, "got a machine whose GPU"),
         ("node", node_result(), "expected field 'gpu'"),
         ("soak", {k: v for k, v in soak_result().items() if k != "failures"}, "field 'failures'"),
+        ("bf16", bench_result() | {"partial": "interrupted"}, "got a part of one: interrupted"),
     ],
 )
 def test_a_file_that_does_not_do_is_one_line(

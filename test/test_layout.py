@@ -28,6 +28,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_core.bench",),
     ("flashrt_core.calibration.run",),
     ("flashrt_core.load",),
+    ("flashrt_core.load_checks",),
     ("flashrt_core.load_options",),
     ("flashrt_core.fidelity.qualification",),
     ("flashrt_core.observations", "flashrt_core.calibration.observer"),

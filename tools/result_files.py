@@ -60,6 +60,8 @@ def read_result(path: Path) -> Result:
         result = _fields(read_json(path, _what(path), ToolError))
         if not isinstance(result, dict):
             raise TypeError(f"expected an object, got a {type(result).__name__}")
+        if why := result.get("partial"):
+            raise ToolError(_what(path), expected="a whole result", got=f"a part of one: {why}")
         other = "" if _on_cpu(path) else _not_true(result)
         if other:
             raise ToolError(_what(path), expected="a result of the true size on a GPU", got=other)

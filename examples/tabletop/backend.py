@@ -40,6 +40,7 @@ def choose() -> str:
     return _NONE
 
 
+_GIVEN = os.environ.get("MUJOCO_GL", "").strip()
 BACKEND = os.environ["MUJOCO_GL"] = choose()
 # Software OpenGL starts a thread a core; pictures of a few thousand pixels are done before that.
 os.environ.setdefault("LP_NUM_THREADS", "1")
@@ -47,8 +48,9 @@ os.environ.setdefault("LP_NUM_THREADS", "1")
 
 def _refused(got: object) -> RenderingError:
     ours = BACKEND in (*_LIBRARIES, _NONE)
+    asked = f" (MUJOCO_GL={BACKEND})" if _GIVEN else "" if BACKEND == _NONE else f" ({BACKEND})"
     return RenderingError(
-        f"OpenGL for the simulated cameras (MUJOCO_GL={BACKEND})",
+        f"OpenGL for the simulated cameras{asked}",
         expected=f"one that needs no display: {' or '.join(_LIBRARIES.values())}",
         got=f"{type(got).__name__}: {got}" if isinstance(got, Exception) else got,
         remedy="run: apt-get update && apt-get install -y libegl1 libopengl0 libgl1-mesa-dri; or "
@@ -71,6 +73,10 @@ except ModuleNotFoundError as _error:
     ) from _error
 except (ImportError, AttributeError, RuntimeError) as _error:  # of PyOpenGL, by the way it looked
     raise _refused(_error) from _error
+
+
+if not _GIVEN:  # MuJoCo has read it; what this process starts must not take it for the user's
+    del os.environ["MUJOCO_GL"]
 
 
 @cache

@@ -29,6 +29,17 @@ class Tabletop:
     joint_names = JOINTS
     instructions = INSTRUCTIONS
 
+    def check(self) -> None:
+        """What episodes need of the machine, looked at before anything starts.
+
+        Raises:
+            OptionError: MuJoCo is not installed.
+            RenderingError: no OpenGL here.
+        """
+        from .backend import check_opengl
+
+        check_opengl()
+
     def start(self, seed: int) -> TabletopEpisode:
         """The episode of a seed, which chooses scene and instruction.
 

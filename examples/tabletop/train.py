@@ -153,7 +153,10 @@ def _check_output(options: argparse.Namespace) -> None:
     state = check_output("--output", state_of(output))
     if options.resume and not state.is_file():
         raise OptionError(
-            "option '--resume'", expected=f"the state of a run, '{state}'", got="none"
+            "option '--resume'",
+            expected=f"the state of a run, '{state}'",
+            got="none",
+            remedy="name the --output of that run, or leave --resume out to begin anew",
         )
     there = output.is_dir() and any(output.iterdir())
     if (there or state.exists()) and not (options.resume or options.overwrite):

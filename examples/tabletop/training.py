@@ -315,7 +315,12 @@ def _optimiser(model: Pi05, options: argparse.Namespace) -> torch.optim.Optimize
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("option '--device'", expected="a GPU that torch can use", got="none")
+        raise DeviceError(
+            "option '--device'",
+            expected="a GPU that torch can use",
+            got="none",
+            remedy="install a CUDA build of torch, or leave --device out to train on the CPU",
+        )
     return torch.device(name)
 
 

@@ -32,8 +32,13 @@ METHODS = ("amax", "percentile")
 _WHERE = "option 'calibration'"
 _LARGEST = 448.0  # of E4M3
 _AGAIN = "calibrate again"
+_NAME = "name the file that flashrt calibrate wrote (its last line says where)"
 # Before the command, which so stays whole to the end of the line.
-_ELSE = "with --made-up N, or --bag BAG --params FILE, in place of --npz FILE where there is none,"
+_MAKE = "make one of a file of observations (or of --bag BAG --params FILE, or --made-up N): run"
+
+
+class NoCalibrationError(OptionError):
+    """A plan has no calibration, or one of another plan: calibrating mends it."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +185,11 @@ def find_calibration(
     """
     path = default_path(key) if option is None else local_path(_WHERE, option, OptionError)
     if not os.path.exists(path):  # also where the folder must not be looked into
-        raise OptionError(
+        raise NoCalibrationError(
             _WHERE,
-            expected="a calibration file, as the precision plan quantises activations",
+            expected="a calibration file, as this precision plan quantises activations",
             got=f"none at {str(path)!r}" if option else "none for this plan",
-            remedy=f"{_ELSE} run {command}",
+            remedy=f"{_MAKE} {command}",
         )
     found = read_calibration(path)
     check(found, key, precision, command)
@@ -198,7 +203,7 @@ def read_calibration(path: Path) -> Calibration:
     """
     document = _load(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise _error(f"a file of format {FORMAT!r}", "an unknown format", path, _AGAIN)
+        raise _error(f"a file of format {FORMAT!r}", "an unknown format", path, _NAME)
     if document.get("version") != VERSION:
         version = document.get("version")
         raise _error(f"version {VERSION}", f"unknown version {version!r}", path, _AGAIN)
@@ -237,11 +242,11 @@ def check(
         )
     other = [name for name in KEY if found.key.get(name) != key[name]]
     if other:
-        raise _error(
-            "one of this plan",
-            f"a stale one, of other {' and '.join(other)}",
-            None,
-            f"run {command}",
+        raise NoCalibrationError(
+            _WHERE,
+            expected="one of this plan",
+            got=f"a stale one, of other {' and '.join(other)}",
+            remedy=f"run {command}",
         )
     missing = [name for name in precision.calibrated if name not in found.sites]
     if missing:
@@ -253,15 +258,15 @@ def _load(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text"
-        raise _error("a readable file", reason, path, None) from error
+        raise _error("a file of flashrt calibrate", reason, path, _NAME) from error
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise _error("a calibration file", "an unknown format", path, _AGAIN) from error
+        raise _error("a calibration file", "an unknown format", path, _NAME) from error
     except ValueError as error:  # JSON's own, and numbers of thousands of digits
         cut = text.lstrip().startswith("{") and not text.rstrip().endswith("}")
         got = f"a truncated file of {len(text)} characters" if cut else f"no JSON: {error}"
-        raise _error("a whole JSON file", got, path, _AGAIN) from error
+        raise _error("a whole JSON file", got, path, _AGAIN if cut else _NAME) from error
 
 
 def _range(value: Mapping[str, Any]) -> Range:

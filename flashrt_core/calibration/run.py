@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from ..checkpoint import Progress
-from ..devices import REFERENCE_CUDA, open_device
+from ..devices import REFERENCE_CUDA, Device, open_device
 from ..errors import InputError, OptionError
 from ..load import LoadOptions, configuration, make_plan, precision_of, start
 from ..observations import Sample, digest_of
 from ..policies import find_policy
 from ..policies.base import Processor
+from ..weights import checkpoint_path
 from .artifact import METHODS, Calibration, key_of
 from .observer import Observer
 
@@ -69,7 +71,7 @@ def calibrate(
             raise InputError("observations", expected="at least one", got="none")
         return Calibration(
             key=key_of(plan.fingerprint, plan_for, shapes=shapes, config=config, encoding=encoding),
-            recorder={"arch": device.arch, "library": device.library, "observations": origin},
+            recorder=_recorder(device, options.checkpoint, origin),
             observations=tuple(digests),
             method=method,
             percentile=percentile,
@@ -92,9 +94,23 @@ def _check(options: LoadOptions, calibrated: bool, method: str, percentile: floa
             expected=f"one of {list(DEVICES)}: calibration runs on the references",
             got=repr(options.device),
         )
-    if method not in METHODS or not 0.0 < percentile <= 100.0:
+    if method not in METHODS:
+        raise OptionError("option 'method'", expected=f"one of {list(METHODS)}", got=repr(method))
+    if not 0.0 < percentile <= 100.0:
         raise OptionError(
-            "method of a calibration",
-            expected=f"one of {list(METHODS)}, a percentile in (0, 100]",
-            got=f"{method!r}, {percentile}",
+            "option 'percentile'", expected="more than 0 and at most 100", got=percentile
         )
+
+
+def _recorder(device: Device, checkpoint: str | Path, origin: str) -> dict[str, str]:
+    """Who made it of what, for people; of a checkpoint the path, the home folder as ``~``."""
+    named, path = str(checkpoint), checkpoint_path(checkpoint)
+    if path is not None:
+        whole, home = path.absolute(), Path.home()
+        named = f"~/{whole.relative_to(home)}" if whole.is_relative_to(home) else str(whole)
+    return {
+        "arch": device.arch,
+        "library": device.library,
+        "checkpoint": named,
+        "observations": origin,
+    }

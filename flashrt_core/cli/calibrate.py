@@ -8,11 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..calibration.artifact import Calibration, default_path
+from ..calibration.artifact import Calibration, default_path, read_calibration
 from ..calibration.run import calibrate
 from ..errors import OptionError
 from ..load import LoadOptions
@@ -20,7 +21,7 @@ from ..observations import Sample, made_up_observations, read_observations
 from ..outputs import check_output
 from ..policies.base import Processor
 from ..terminal import terminal_or_file
-from .options import option, takes_plan
+from .options import option, refuse_idle, takes_plan
 from .progress import progress_bars
 
 #: Reads a recording: bag, parameter file of the node that would have used it, and how many
@@ -47,6 +48,7 @@ Output = Annotated[Path | None, option("File; none: where loading the plan looks
 )
 def calibrate_command(
     options: LoadOptions,
+    context: typer.Context,
     npz: Npz = None,
     bag: Bag = None,
     params: Params = None,
@@ -61,6 +63,10 @@ def calibrate_command(
 
     Runs on the references: on the CPU, or with --device reference_cuda on a GPU.
     """
+    if made_up is None:
+        refuse_idle(context, ["seed"], "--made-up")
+    if bag is None:
+        refuse_idle(context, ["params"], "--bag")
     # The name of the default depends on what is loaded; its folder does not.
     tried = check_output("--output", output or default_path({}))
     samples, origin = sample_source(
@@ -79,9 +85,24 @@ def calibrate_command(
     console = terminal_or_file()
     render(found, console)  # before anything can go wrong with the file
     path = tried if output else default_path(found.key)
-    done = "replaced" if path.exists() else "written to"
+    done = f"{_replaced(path, found)} {path}" if path.exists() else f"written to {path}"
     found.write(path)
-    console.print(f"{done} {path}", soft_wrap=True)
+    console.print(done, soft_wrap=True, highlight=False)
+
+
+def _replaced(path: Path, found: Calibration) -> str:
+    """That a file is replaced; of a calibration, by how many observations in place of how many."""
+    try:
+        old = read_calibration(path) if path.is_file() else None
+    except OptionError:
+        old = None
+    if old is None:
+        return "replaced"
+    was, now = (
+        f"{len(each.observations)} observations ({each.recorder.get('observations', 'unknown')})"
+        for each in (old, found)
+    )
+    return f"{was} are replaced by {now}: replaced"
 
 
 def sample_source(
@@ -106,7 +127,12 @@ def sample_source(
     if made_up is not None:
         return partial(_made_up, made_up, seed), f"made up: {made_up} with seed {seed}"
     if params is None or bag is None:
-        raise OptionError("option '--params'", expected="a parameter file of the node", got="none")
+        raise OptionError(
+            "option '--params'",
+            expected="a parameter file of the node",
+            got="none",
+            remedy="add --params FILE: it says which topic of the bag is what",
+        )
     if not bag_readers:
         raise OptionError(
             "option '--bag'",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,14 +18,14 @@ from rich.progress import Progress as Bars
 
 from ..bench.report import write_json
 from ..errors import OptionError
-from ..evaluation.command import EvalOptions, Progress, Result, Told, plan_for, run_eval
+from ..evaluation.command import EvalOptions, Progress, Result, Told, about, plan_for, run_eval
 from ..evaluation.rollout import Outcome
 from ..evaluation.task import EVALUATION_SEED, find_task
 from ..evaluation.tiers import Starts
 from ..load import LoadOptions
 from ..outputs import check_output
 from ..terminal import terminal_or_file
-from .options import AsJson, option, takes_plan
+from .options import AsJson, given, option, refuse_idle, refuse_idle_calibration, takes_plan
 
 FAILED = 1  # exit status where bits that are promised to be equal are not
 
@@ -49,8 +51,11 @@ class RosOptions:
     log: Path | None = None
 
 
-#: Runs episodes through a node. Set where ROS is.
-RosRunner = Callable[[EvalOptions, RosOptions, Progress], Result]
+_OF_ROS = ("strategy", "added_delay", "camera_hz", "params", "domain", "log")
+_OF_DIRECT = ("error_episodes", "reference_device", "forks", "fork_at", "resume", "observations")
+
+#: Runs episodes through a node, and puts what is found into the result. Set where ROS is.
+RosRunner = Callable[[EvalOptions, RosOptions, Progress, Result], Result]
 ros_runners: list[RosRunner] = []
 
 TaskName = Annotated[str, typer.Argument(help="A shipped task, or a task's package folder.")]
@@ -64,10 +69,17 @@ Rows = Annotated[int, option("Rows of a chunk that are executed before the next 
 Errors = Annotated[int, option("Starts whose decisions all tiers make, for joint errors.", 0)]
 Place = Annotated[str, option("Where torch computes the reference: cpu or cuda.")]
 Reference = Annotated[bool, option("Run the reference too; else the first plan is compared with.")]
-Forks = Annotated[int, option("Rollouts of one state, of which the best is taken; 0: none.", 0)]
-ForkAt = Annotated[int, option("Decision at which they fork.", 0)]
-Resume = Annotated[bool, option("Save in mid-episode, run another, restore; compare bits.")]
-Observations = Annotated[Path | None, option("Write what was decided on: .npz for calibrate.")]
+Forks = Annotated[
+    int, option("Rollouts of one state by the last plan, of which the best is taken; 0: none.", 0)
+]
+ForkAt = Annotated[int, option("--forks: decision at which they fork.", 0)]
+Resume = Annotated[
+    bool, option("With the last plan: save in mid-episode, run another, restore; compare bits.")
+]
+Observations = Annotated[
+    Path | None,
+    option("Write what the first --error-episodes starts were decided on: .npz for calibrate."),
+]
 Output = Annotated[Path | None, option("JSON file.")]
 Ros = Annotated[bool, option("Through the node: it and the simulator as processes, real time.")]
 Strategy = Annotated[str, option("--ros: execution.strategy; several with commas.")]
@@ -88,6 +100,7 @@ Log = Annotated[Path | None, option("--ros: folder for logs of node and simulato
 )
 def eval_command(
     options: LoadOptions,
+    context: typer.Context,
     task: TaskName,
     policy: PolicyOption = "pi05",
     checkpoint: Checkpoint = "",
@@ -115,11 +128,15 @@ def eval_command(
     """Run a policy in simulation: success rates on the same starts, and errors of actions.
 
     On the engine in step mode, or with --ros through the node in real time. Exit status 1 where
-    bits that are promised to be equal are not.
+    bits that are promised to be equal are not. What ended before an error or Ctrl-C is shown and
+    written, marked as partial.
     """
+    _refuse_idle(context, ros=ros, reference=reference, forks=forks)
     output = output and check_output("--output", output)
     observations = observations and check_output("--observations", observations)
     found = find_task(task)
+    named = EvalOptions(found, replace(options, policy=policy))
+    refuse_idle_calibration(options, named.plans)
     asked = EvalOptions(
         found,
         plan_for(found, options, policy, checkpoint, preset),
@@ -130,25 +147,56 @@ def eval_command(
         resume=resume,
         observations=observations,
     )
-    with episode_bars() as progress:
-        if ros:
-            through = RosOptions(strategy, added_delay, camera_hz, params, domain, log)
-            result = ros_runner()(asked, through, progress)
-        else:
-            result = run_eval(asked, progress)
+    through = RosOptions(strategy, added_delay, camera_hz, params, domain, log)
+    _run(asked, through if ros else None, as_json, output)
+
+
+def _run(asked: EvalOptions, ros: RosOptions | None, as_json: bool, output: Path | None) -> None:
+    """Run it, show and write what came out; Exit where a promise was broken."""
+    result = Result(about(asked))
+    try:
+        with episode_bars() as progress:
+            if ros is not None:
+                ros_runner()(asked, ros, progress, result)
+            else:
+                run_eval(asked, progress, result)
+    except BaseException as error:
+        if not result.empty:
+            result.partial = str(error) or type(error).__name__
+            show(result, as_json, output)
+            if output is not None:
+                error.add_note(f"what ended before is in {output}")
+        raise
     show(result, as_json, output)
+    if not result.passed:
+        raise typer.Exit(FAILED)
+
+
+def _refuse_idle(context: typer.Context, *, ros: bool, reference: bool, forks: int) -> None:
+    """OptionError where an option was given that only counts beside others, which were not."""
+    if not ros:
+        refuse_idle(context, _OF_ROS, "--ros")
+    elif direct := given(context, *_OF_DIRECT):
+        raise OptionError(
+            f"option '{direct[0]}'",
+            expected="a direct run: through the node nothing repeats to the bit",
+            got="--ros",
+            remedy="leave one of them out",
+        )
+    if not reference:
+        refuse_idle(context, ["reference_device"], "a reference")
+    if not forks:
+        refuse_idle(context, ["fork_at"], "--forks")
 
 
 def show(result: Result, as_json: bool, output: Path | None) -> None:
-    """JSON or tables, and the file; Exit where a promise was broken."""
+    """JSON or tables, and the file."""
+    if output is not None:
+        write_json(result.as_dict(), output)
     if as_json:
         print(json.dumps(result.as_dict(), indent=1))
     else:
         result.show(terminal_or_file())
-    if output is not None:
-        write_json(result.as_dict(), output)
-    if not result.passed:
-        raise typer.Exit(FAILED)
 
 
 def ros_runner() -> RosRunner:
@@ -165,12 +213,14 @@ def ros_runner() -> RosRunner:
 
 @contextmanager
 def episode_bars() -> Iterator[Progress]:
-    """A bar a tier on stderr, where that is a terminal, with the successes so far."""
+    """A bar a tier on stderr with the successes so far; where that is no terminal, two lines."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
     last = (TimeElapsedColumn(), TextColumn("{task.fields[note]}", style="dim"))
-    quiet = not console.is_terminal
-    with Bars(*columns, *last, console=console, disable=quiet) as bars:
+    if not console.is_terminal:
+        yield _lines
+        return
+    with Bars(*columns, *last, console=console) as bars:
 
         def begin(title: str, total: int) -> Told:
             bar, done = bars.add_task(title, total=total, note=""), [0, 0]
@@ -184,3 +234,19 @@ def episode_bars() -> Iterator[Progress]:
             return told
 
         yield begin
+
+
+def _lines(title: str, total: int) -> Told:
+    """Says when a tier begins and when it has ended."""
+    start, done = time.monotonic(), [0, 0]
+    print(f"{title}: {total} episodes ...", file=sys.stderr, flush=True)
+
+    def told(outcome: Outcome | None) -> None:
+        done[0] += 1
+        done[1] += outcome is not None and outcome.success
+        if done[0] == total:
+            won = "" if outcome is None else f", {done[1]} done"
+            took = f"{time.monotonic() - start:.0f} s"
+            print(f"{title}: {total} episodes{won} in {took}", file=sys.stderr, flush=True)
+
+    return told

@@ -22,7 +22,7 @@ from .bench import bench_app
 from .calibrate import calibrate_command
 from .eval import eval_command
 from .group import OneLineGroup
-from .options import AsJson, takes_plan
+from .options import AsJson, refuse_idle_calibration, takes_plan
 from .qualify import qualify_command
 
 NOT_LOADABLE = 1  # exit status of inspect
@@ -54,6 +54,7 @@ def inspect(options: LoadOptions, as_json: AsJson = False) -> None:
 
     Exit status 1 where something is missing without which the plan would not load.
     """
+    refuse_idle_calibration(options, [options])
     description = describe(options)
     if as_json:
         print(json.dumps(as_dict(description), indent=2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import OptionError
-from ..load import LoadOptions
+from ..load import LoadOptions, precision_of
 from ..weights import checkpoint_path
+
+_ASKED = ("COMMANDLINE", "ENVIRONMENT", "PROMPT")  # where a value comes from that is no default
 
 
 def option(text: str, least: float | None = None) -> Any:
@@ -90,6 +92,41 @@ def plan_options(
         real_time_chunking=real_time_chunking,
         threads=threads,
     )
+
+
+def given(context: typer.Context, *names: str) -> list[str]:
+    """Those of a command's parameters that were given, as options: ``--fork-at``."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    asked = (name for name, source in sources.items() if source and source.name in _ASKED)
+    return [f"--{name.replace('_', '-')}" for name in asked]
+
+
+def refuse_idle(context: typer.Context, names: Iterable[str], needed: str) -> None:
+    """OptionError where one of these options was given though nothing would come of it.
+
+    Args:
+        context: of the command that runs.
+        names: of its parameters.
+        needed: what they go with and was not given.
+    """
+    if idle := given(context, *names):
+        add = f"add {needed}, or " if needed.startswith("--") else ""
+        raise OptionError(
+            f"option '{idle[0]}'",
+            expected=f"{needed} beside it, without which it changes nothing",
+            remedy=f"{add}leave it out",
+        )
+
+
+def refuse_idle_calibration(options: LoadOptions, plans: Iterable[LoadOptions]) -> None:
+    """OptionError where a calibration was given though none of the plans reads one."""
+    if options.calibration is not None and not any(precision_of(each).calibrated for each in plans):
+        raise OptionError(
+            "option '--calibration'",
+            expected="a plan that quantises activations, such as --precision fp8",
+            got=f"'{options.calibration}' with {options.precision}",
+            remedy="leave it out: no other plan reads it",
+        )
 
 
 def takes_plan(

@@ -13,12 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import OptionError
 from ..fidelity.qualification import Error, Gates, Report, gates_for, qualify
 from ..load import (
     LoadOptions,
     calibration_of,
+    check_loadable,
+    check_reference,
     configuration,
-    describe,
     load,
     precision_of,
     qualifier,
@@ -28,7 +30,7 @@ from ..observations import Sample, made_up_observations, read_observations
 from ..outputs import check_figure
 from ..policies.base import Processor
 from ..terminal import terminal_or_file
-from .options import AsJson, Plans, option, takes_plan
+from .options import AsJson, Plans, given, option, refuse_idle_calibration, takes_plan
 from .progress import progress_bars
 
 FAILED = 1  # exit status when a gate fails
@@ -45,6 +47,7 @@ Figure = Annotated[Path | None, option("File: .png, .pdf, .svg, ...")]
 @takes_plan(precision={"annotation": Plans})
 def qualify_command(
     whole: LoadOptions,
+    context: typer.Context,
     decisions: Decisions = 2,
     noises: Noises = 1,
     npz: Npz = None,
@@ -61,6 +64,13 @@ def qualify_command(
 
     Observations are made up, or those of a file; exit status 1 when a gate fails.
     """
+    if npz is not None and (idle := given(context, "decisions", "seed")):
+        raise OptionError(
+            f"option '{idle[0]}'",
+            expected="made-up observations, which it is about",
+            got="--npz",
+            remedy="leave one of them out",
+        )
     figure = figure and check_figure("--figure", figure)
     limits = {
         "mean_cosine": mean_cosine,
@@ -71,10 +81,11 @@ def qualify_command(
     names = dict.fromkeys(name.strip() for name in str(whole.precision).split(","))
     plans = [replace(whole, precision=name) for name in names]
     gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
+    check_reference(reference_device)
+    refuse_idle_calibration(whole, plans)
     if len(plans) > 1:  # what the last one lacks is said before the first one's minutes
-        for missing in (describe(plan).missing for plan in plans):
-            if missing is not None:
-                raise missing
+        for plan in plans:
+            check_loadable(plan)
 
     def samples(processor: Processor) -> Iterable[Sample]:
         if npz is not None:

@@ -52,8 +52,10 @@ class Forks:
     """Several futures of one state, from each start.
 
     Attributes:
+        name: of who decides.
         forks: futures of a state.
         fork_at: index of the decision at which it forks.
+        forked: starts that did; at the others the episode was over before.
         branches: outcomes, [start][branch]; branch 0 is the single rollout.
         single, best: success of that, and of the branch with the highest score.
         paired: single against best.
@@ -62,8 +64,10 @@ class Forks:
         improved: starts at which the best branch scored more than the single rollout.
     """
 
+    name: str
     forks: int
     fork_at: int
+    forked: int
     branches: tuple[tuple[Outcome, ...], ...]
     single: Rate
     best: Rate
@@ -83,6 +87,7 @@ def fork_rollouts(
     fork_at: int = 0,
     replan_rows: int = REPLAN_ROWS,
     told: Callable[[], None] = lambda: None,
+    into: list[tuple[Outcome, ...]] | None = None,
 ) -> Forks:
     """Roll out ``forks`` branches of one state at each start, each with noise of its own.
 
@@ -94,18 +99,34 @@ def fork_rollouts(
         pilot: the engine, with room for one session more than its main one.
         task, seeds: the starts.
         told: called after each start.
+        into: takes the outcomes of each start as they come, for who is interrupted.
     """
-    if forks < 2:
-        raise OptionError("option '--forks'", expected="at least 2", got=forks)
-    found = []
+    check_forks(forks)
+    found = [] if into is None else into
     for seed in seeds:
         found.append(_from_one_start(pilot, task, seed, forks, fork_at, replan_rows))
         told()
+    return summarise_forks(pilot.name, found, forks, fork_at)
+
+
+def check_forks(forks: int) -> None:
+    """OptionError where a state would have no second future."""
+    if forks < 2:
+        raise OptionError("option '--forks'", expected="at least 2", got=forks)
+
+
+def summarise_forks(
+    name: str, found: Sequence[tuple[Outcome, ...]], forks: int, fork_at: int
+) -> Forks:
+    """What the outcomes of branches, [start][branch], come to."""
     single = [each[0] for each in found]
     best = [max(each, key=lambda branch: branch.score) for each in found]
     return Forks(
+        name=name,
         forks=forks,
         fork_at=fork_at,
+        # Where nothing forked, one outcome stands for all branches.
+        forked=sum(each[1] is not each[0] for each in found),
         branches=tuple(found),
         single=_rate(single),
         best=_rate(best),
@@ -173,6 +194,8 @@ class Resumption:
         compared: decisions after it.
         equal_actions: how many of those have the same bytes.
         equal_world: whether the simulator ended in the same bytes.
+        outcome: of the uninterrupted episode.
+        name: of who decides.
     """
 
     seed: int
@@ -182,6 +205,7 @@ class Resumption:
     equal_actions: int
     equal_world: bool
     outcome: Outcome
+    name: str = ""
 
     @property
     def bit_identical(self) -> bool:
@@ -221,12 +245,9 @@ def resume_episode(
     first.close()
     save_at = len(whole) // 2
     if not save_at:
-        raise TaskError(
-            f"episode {seed} of task '{task.name}'",
-            expected="two decisions or more, to save between them",
-            got=len(whole),
-            remedy="begin with another --first-seed",
-        )
+        expected = "two decisions or more, to save between them"
+        what, remedy = f"episode {seed} of task '{task.name}'", "begin with another --first-seed"
+        raise TaskError(what, expected=expected, got=len(whole), remedy=remedy)
     restart()
     _, episode, _ = run(seed, until=save_at)
     try:
@@ -237,15 +258,16 @@ def resume_episode(
         session.restore(_CAPSULE)
         episode.restore(world)
         rest, _, _ = _record(pilot, task, episode, seed, replan_rows, first=save_at)
-        equal = [one == two for one, two in zip(whole[save_at:], rest, strict=False)]
+        same = sum(one == two for one, two in zip(whole[save_at:], rest, strict=False))
         return Resumption(
             seed=seed,
             other=other,
             saved_at=save_at,
             compared=max(len(whole) - save_at, len(rest)),
-            equal_actions=sum(equal),
+            equal_actions=same,
             equal_world=expected.tobytes() == episode.save().tobytes(),
             outcome=result,
+            name=pilot.name,
         )
     finally:
         episode.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,62 +13,25 @@ from rich.console import Console, RenderableType
 
 from ..bench.machine import command_line, commit, gpu_state, machine, versions
 from ..errors import OptionError
-from ..load import LoadOptions
+from ..load import LoadOptions, check_reference
 from ..observations import write_observations
 from . import report
-from .branches import Forks, Resumption, fork_rollouts, resume_episode
+from .branches import Forks, Resumption, check_forks, fork_rollouts, resume_episode, summarise_forks
+from .options import EvalOptions, check_plans, plan_for
 from .pilot import EnginePilot, Pilot, ReferencePilot
 from .rollout import Outcome, Seen
-from .task import FoundTask
-from .tiers import Starts, Tier, joint_errors, run_tier, summarise
+from .tiers import JointError, Tier, joint_errors, run_tier, summarise
+
+__all__ = ["EvalOptions", "Progress", "Result", "Told", "about", "plan_for", "run_eval", "shown"]
 
 #: Told of each episode that has ended, with its outcome where it has a single one.
 Told = Callable[[Outcome | None], None]
 #: Told what is run now, and of how many episodes; what is told of them.
 Progress = Callable[[str, int], Told]
-_POLICY_FOLDER = "policy"  # beside the task
-_DEVICES = ("cpu", "cuda")
 
 
 def _quiet(_title: str, _total: int) -> Told:
     return lambda _outcome: None
-
-
-@dataclass(frozen=True)
-class EvalOptions:
-    """What to evaluate.
-
-    Attributes:
-        found: the task.
-        plan: what to load; its ``precision`` names several plans, separated by commas, each perhaps
-            with its device in front (``cuda:fp8``).
-        starts: which episodes.
-        reference: where torch computes the reference, or empty: without it.
-        forks, fork_at: rollouts of one state, 0: none; from which decision on.
-        resume: also save, run another episode and restore, once.
-        observations: .npz file for what the baseline decided on.
-    """
-
-    found: FoundTask
-    plan: LoadOptions
-    starts: Starts = field(default_factory=Starts)
-    reference: str = "cpu"
-    forks: int = 0
-    fork_at: int = 0
-    resume: bool = False
-    observations: Path | None = None
-
-    @property
-    def plans(self) -> list[LoadOptions]:
-        """One for each precision plan, in order, each once; ``cuda:bf16`` names its device, too."""
-        names = dict.fromkeys(part.strip() for part in str(self.plan.precision).split(","))
-        return [self._plan(name) for name in names if name]
-
-    def _plan(self, name: str) -> LoadOptions:
-        device, mark, precision = name.partition(":")
-        if mark and device in _DEVICES:
-            return replace(self.plan, device=device, precision=precision)
-        return replace(self.plan, precision=name)
 
 
 @dataclass
@@ -79,6 +42,7 @@ class Result:
         about: what a reader needs to repeat it.
         tiers, forks, resumption: results.
         extra, tables: of who ran it in another way: values for JSON, and what to show of them.
+        partial: why it is not all that was asked for; empty: it is.
     """
 
     about: dict[str, Any]
@@ -87,6 +51,12 @@ class Result:
     resumption: Resumption | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     tables: list[RenderableType] = field(default_factory=list)
+    partial: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was found yet."""
+        return not (self.tiers or self.forks or self.resumption)
 
     @property
     def passed(self) -> bool:
@@ -100,11 +70,15 @@ class Result:
             values["forks"] = report.fork_values(self.forks)
         if self.resumption is not None:
             values["resumed"] = report.resumption_values(self.resumption)
-        return values | self.extra
+        return values | self.extra | ({"partial": self.partial} if self.partial else {})
 
     def show(self, console: Console) -> None:
         """Tables."""
         console.print(f"[bold]{self.about['task']}[/bold], {self.about['episodes']} starts")
+        if self.partial:
+            console.print(
+                f"PARTIAL: {self.partial}", style="bold red", highlight=False, markup=False
+            )
         report.show_tiers(self.tiers, console)
         if self.forks is not None:
             report.show_forks(self.forks, console)
@@ -114,79 +88,89 @@ class Result:
             console.print(table)
 
 
-def plan_for(
-    found: FoundTask,
-    options: LoadOptions,
-    policy: str = "pi05",
-    checkpoint: str = "",
-    preset: str = "",
-) -> LoadOptions:
-    """The plan of a task's policy: what was asked for, else what its package says, else its folder
-    ``policy``, else random weights.
+def run_eval(
+    options: EvalOptions, progress: Progress = _quiet, result: Result | None = None
+) -> Result:
+    """Run every tier on the starts, then the experiments with saved states on the last one.
+
+    What can be known before the first episode is: names, devices and calibrations of all tiers.
 
     Args:
-        found: the task.
-        options: of the command; cameras and joints are the task's.
-        policy: by registry name.
-        checkpoint, preset: as they were given; empty: not at all.
-
-    Raises:
-        OptionError: the package's PLAN has an unknown name.
-    """
-    known = {each.name for each in fields(LoadOptions)}
-    if unknown := sorted(set(found.plan) - known):
-        raise OptionError(
-            f"PLAN of task '{found.folder}'", expected=f"names of {sorted(known)}", got=unknown[0]
-        )
-    own = found.folder / _POLICY_FOLDER
-    named = found.plan.get("checkpoint") or (own if own.is_dir() else "random:0")
-    weights = checkpoint or named
-    sizes = preset or found.plan.get("preset", "tiny" if "random:" in str(weights) else "base")
-    given = {name: value for name, value in found.plan.items() if _untouched(options, name)}
-    joints = len(found.task.joint_names)
-    given |= {
-        "policy": policy,
-        "checkpoint": weights,
-        "preset": sizes,
-        "views": tuple(found.task.views),
-    }
-    return replace(options, **given, state_dim=joints, action_dim=joints)
-
-
-def _untouched(options: LoadOptions, name: str) -> bool:
-    return bool(getattr(options, name) == getattr(LoadOptions(), name))
-
-
-def run_eval(options: EvalOptions, progress: Progress = _quiet) -> Result:
-    """Run every tier on the starts, then the experiments with saved states on the last one.
+        options: what to run.
+        progress: told how far it is.
+        result: takes what is found as it comes, for who is interrupted.
 
     Raises:
         FlashRTError: a plan or the task cannot be run.
     """
-    result = Result(about(options))
-    task, starts = options.found.task, options.starts
-    baseline: tuple[Outcome, ...] | None = None
-    seen: list[Seen] = []
+    result = Result(about(options)) if result is None else result
+    check_direct(options)
     plans = options.plans
+    baseline: Sequence[Outcome] | None = None
+    seen: list[Seen] = []
     makers: list[Callable[[], Pilot]] = [partial(EnginePilot, plan) for plan in plans]
     if options.reference:
         makers.insert(0, partial(ReferencePilot, plans[0], options.reference))
     for make in makers:
         with _opened(make) as pilot:
-            keep = seen if baseline is None else None
-            told = progress(pilot.name, starts.episodes)
-            outcomes = run_tier(pilot, task, starts, seen=keep, told=told)
-            joints = joint_errors(pilot, task.joint_names, seen) if baseline and seen else ()
-            compared = len(seen) if joints else 0
-            result.tiers.append(
-                summarise(pilot.name, pilot.fingerprint, outcomes, baseline, joints, compared)
-            )
-            baseline = outcomes if baseline is None else baseline
-    if options.observations is not None:
-        write_observations([(s.instruction, s.observation) for s in seen], options.observations)
+            outcomes = _run_one(options, pilot, result, progress, seen, baseline)
+        if baseline is None:
+            baseline = outcomes
+            if options.observations is not None:
+                samples = [(each.instruction, each.observation) for each in seen]
+                write_observations(samples, options.observations)
     if options.forks or options.resume:
         run_saved_states(options, plans[-1], result, progress)
     return result
+
+
+def check_direct(options: EvalOptions) -> None:
+    """What a direct run would find out late; FlashRTError."""
+    if options.forks:
+        check_forks(options.forks)
+    elif options.fork_at:
+        raise OptionError(
+            "option '--fork-at'",
+            expected="--forks, without which nothing forks",
+            got=options.fork_at,
+            remedy="add --forks 2, or leave it out",
+        )
+    if options.observations is not None and not options.starts.error_episodes:
+        raise OptionError(
+            "option '--observations'",
+            expected="--error-episodes of 1 or more, whose observations are written",
+            got="--error-episodes 0",
+        )
+    if options.reference:
+        check_reference(options.reference)
+    check_plans(options)
+
+
+def _run_one(
+    options: EvalOptions,
+    pilot: Pilot,
+    result: Result,
+    progress: Progress,
+    seen: list[Seen],
+    baseline: Sequence[Outcome] | None,
+) -> Sequence[Outcome]:
+    """One tier, added to ``result`` with the episodes that ended, however it ends."""
+    task, starts, joints = options.found.task, options.starts, tuple[JointError, ...]()
+    outcomes: list[Outcome] = []
+    told = progress(pilot.name, starts.episodes)
+    try:
+        keep = seen if baseline is None else None
+        run_tier(pilot, task, starts, seen=keep, told=told, into=outcomes)
+        if baseline is not None and seen:
+            joints = joint_errors(pilot, task.joint_names, seen)
+    finally:
+        if outcomes:
+            same = None if baseline is None else baseline[: len(outcomes)]
+            compared = len(seen) if joints else 0
+            result.tiers.append(
+                summarise(pilot.name, pilot.fingerprint, outcomes, same, joints, compared)
+            )
+    return outcomes
 
 
 def run_saved_states(
@@ -197,15 +181,21 @@ def run_saved_states(
     with _opened(partial(EnginePilot, plan, sessions=2)) as pilot:
         if options.forks:
             told = progress(f"{pilot.name}, {options.forks} forks", starts.episodes)
-            result.forks = fork_rollouts(
-                pilot,
-                task,
-                starts.seeds,
-                forks=options.forks,
-                fork_at=options.fork_at,
-                replan_rows=starts.replan_rows,
-                told=lambda: told(None),
-            )
+            given = {"forks": options.forks, "fork_at": options.fork_at}
+            found: list[tuple[Outcome, ...]] = []
+            try:
+                fork_rollouts(
+                    pilot,
+                    task,
+                    starts.seeds,
+                    **given,
+                    replan_rows=starts.replan_rows,
+                    told=lambda: told(None),
+                    into=found,
+                )
+            finally:
+                if found:
+                    result.forks = summarise_forks(pilot.name, found, **given)
         if options.resume:
             first = starts.first_seed
             result.resumption = resume_episode(

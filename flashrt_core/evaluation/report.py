@@ -12,6 +12,7 @@ from rich.table import Table
 
 from .branches import Forks, Resumption
 from .statistics import Rate
+from .tables import Grouped
 from .tiers import Tier
 
 
@@ -43,14 +44,18 @@ def percent(rate: Rate) -> tuple[str, str]:
 
 def show_tiers(tiers: Sequence[Tier], console: Console) -> None:
     """A line a tier; then the error of each joint."""
-    table = Table(box=SIMPLE_HEAD, header_style="dim")
-    for column in ("decided by", "success %", "95 %", "of", "mean score", "ms a decision"):
-        table.add_column(column, justify="left" if column == "decided by" else "right")
-    for column in ("difference", "95 %", "lost", "won", "p", "score", "95 %"):
-        table.add_column(column, justify="right")
+    first = tiers[0].name if tiers else ""
+    table = Grouped(
+        "decided by",
+        {
+            "what came out": ("success %", "95 %", "of", "mean score", "ms a decision"),
+            f"success against {first}": ("difference", "95 %", "lost", "won", "p"),
+            f"score against {first}": ("score", "95 %"),
+        },
+    )
     for tier in tiers:
         rate, interval = percent(tier.success)
-        row = [tier.name, rate, interval, str(tier.success.total), f"{tier.mean_score:.3f}"]
+        row = [rate, interval, str(tier.success.total), f"{tier.mean_score:.3f}"]
         row.append(f"{tier.mean_decide_ms:.1f}")
         if (paired := tier.paired) is not None:
             row.append(f"{100 * paired.difference:+.1f}")
@@ -58,30 +63,40 @@ def show_tiers(tiers: Sequence[Tier], console: Console) -> None:
             row += [str(paired.only_first), str(paired.only_second), f"{paired.p_value:.2g}"]
         if (score := tier.score) is not None:
             row += [f"{score.mean:+.3f}", f"{score.low:+.3f} to {score.high:+.3f}"]
-        table.add_row(*row)
+        table.add_row(tier.name, row)
     console.print(table)
-    erring = [tier for tier in tiers if tier.joints]
-    if not erring:
-        return
+    if erring := [tier for tier in tiers if tier.joints]:
+        console.print(_errors(erring))
+
+
+def _errors(tiers: Sequence[Tier]) -> Table:
+    """A line a joint."""
     table = Table(box=SIMPLE_HEAD, header_style="dim", title="error of actions, rms (largest)")
     table.add_column("joint")
-    for tier in erring:
+    for tier in tiers:
         table.add_column(tier.name, justify="right")
-    for row_index, joint in enumerate(erring[0].joints):
-        cells = [tier.joints[row_index] for tier in erring]
+    for row_index, joint in enumerate(tiers[0].joints):
+        cells = [tier.joints[row_index] for tier in tiers]
         table.add_row(joint.name, *(f"{cell.rms:.2g} ({cell.largest:.2g})" for cell in cells))
-    console.print(table)
+    return table
 
 
 def show_forks(forks: Forks, console: Console) -> None:
     """One rollout against the best of several."""
     table = Table(box=SIMPLE_HEAD, header_style="dim")
-    for column in ("rollouts of one state", "success %", "95 %", "mean score"):
-        table.add_column(column, justify="left" if column.startswith("roll") else "right")
+    name = f"rollouts of one state, by {forks.name}"
+    for column in (name, "success %", "95 %", "mean score"):
+        table.add_column(column, justify="left" if column is name else "right")
     table.add_row("single", *percent(forks.single), f"{forks.single_score:.3f}")
     table.add_row(f"best of {forks.forks}", *percent(forks.best), f"{forks.best_score:.3f}")
     console.print(table)
     paired = forks.paired
+    if forks.forked < forks.single.total:
+        console.print(
+            f"{forks.forked} of {forks.single.total} starts forked: the others were over before"
+            f" decision {forks.fork_at}",
+            highlight=False,
+        )
     console.print(
         f"the better branch won {paired.only_second} starts that the single rollout lost"
         f" (p {paired.p_value:.2g}), and scored more at {forks.improved} of {forks.single.total}:"
@@ -94,8 +109,9 @@ def show_resumption(found: Resumption, console: Console) -> None:
     """One line."""
     word = "bit-identical" if found.bit_identical else "DIFFERENT"
     console.print(
-        f"episode {found.seed} saved at decision {found.saved_at}, episode {found.other} run,"
-        f" restored: the rest is {word} ({found.equal_actions} of {found.compared} chunks, world"
+        f"{found.name}: episode {found.seed} saved at decision {found.saved_at},"
+        f" episode {found.other} run, restored: the rest is {word}"
+        f" ({found.equal_actions} of {found.compared} chunks, world"
         f" {'equal' if found.equal_world else 'different'})",
         highlight=False,
     )

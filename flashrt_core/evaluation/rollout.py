@@ -132,11 +132,22 @@ def run_episode(
         actions = pilot.decide(observation, noise)
         spent += perf_counter() - start
         if len(actions) < replan_rows:
-            raise OptionError("option '--replan-rows'", expected=len(actions), got=replan_rows)
+            raise too_many_rows(len(actions), replan_rows)
         told(Seen(episode.instruction, observation, noise, actions))
         execute(episode, actions, task.dt_s, replan_rows)
         index += 1
     return outcome(episode, seed, index, spent / max(1, index - first))
+
+
+def too_many_rows(horizon: int, replan_rows: int) -> OptionError:
+    """The error of chunks that are shorter than what is to be executed of each."""
+    default = ", the default" if replan_rows == REPLAN_ROWS else ""
+    return OptionError(
+        "option '--replan-rows'",
+        expected=f"at most {horizon}, as many rows as a chunk has",
+        got=f"{replan_rows}{default}",
+        remedy=f"give --replan-rows {horizon} or fewer",
+    )
 
 
 def outcome(episode: Episode, seed: int, decisions: int, decide_s: float) -> Outcome:

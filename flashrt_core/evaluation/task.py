@@ -9,27 +9,34 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..errors import FlashRTError, OptionError
+from ..errors import OptionError
 from ..files import local_path
 from ..policies.base import Observation
+from .own_code import CheckedTask, TaskError, own_code
+
+__all__ = [
+    "CALIBRATION_SEED",
+    "EVALUATION_SEED",
+    "TRAINING_SEED",
+    "Episode",
+    "FoundTask",
+    "Task",
+    "TaskError",
+    "find_task",
+    "task_folders",
+]
 
 Array = np.ndarray[Any, Any]
 
 #: First seeds by use, so that nothing is evaluated that was trained or calibrated on.
 TRAINING_SEED, CALIBRATION_SEED, EVALUATION_SEED = 0, 100_000, 200_000
-
-
-class TaskError(FlashRTError):
-    """A simulated episode is not what its protocol says, or its process ended."""
-
-    code = 95
 
 
 @runtime_checkable
@@ -86,6 +93,10 @@ class Episode(Protocol):
 class Task(Protocol):
     """Starts of one kind. Making a task opens no renderer and loads no model.
 
+    It may have two things more: ``check()``, called before anything starts, which raises where the
+    machine lacks what episodes need; and ``longest_s``, simulated seconds after which an episode
+    counts as one without an end, 600 where it says nothing.
+
     Attributes:
         name: short, as it stands in results.
         dt_s: time from one row of a chunk to the next, seconds.
@@ -113,11 +124,13 @@ class FoundTask:
         folder: of its package.
         plan: options of the policy that the package recommends, its ``PLAN``: fields of
             :class:`~flashrt_core.load_options.LoadOptions`. Options of a command count more.
+        place: as it was asked for.
     """
 
-    task: Task
+    task: CheckedTask
     folder: Path
     plan: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
 
 
 def _checkout() -> Path:
@@ -135,9 +148,10 @@ def find_task(place: str) -> FoundTask:
         place: a name without slash, or a path.
 
     Raises:
-        OptionError: no such package, one that lacks what it imports, or one without a task.
+        OptionError: no such package.
+        TaskError: one that cannot be imported, or whose TASK or PLAN is none.
     """
-    return _read(_folder(place))
+    return replace(_read(_folder(place)), place=place)
 
 
 def _folder(place: str) -> Path:
@@ -162,14 +176,22 @@ def _folder(place: str) -> Path:
 def _read(folder: Path) -> FoundTask:
     module = _import(folder)
     task = getattr(module, "TASK", None)
-    missing = [name for name in Task.__annotations__ if not hasattr(task, name)]
+    with own_code(folder, f"task '{folder}'"):
+        missing = [name for name in Task.__annotations__ if not hasattr(task, name)]
     if task is None or missing or not callable(getattr(task, "start", None)):
-        raise OptionError(
+        raise TaskError(
             f"task '{folder}'",
             expected=f"TASK with {', '.join([*Task.__annotations__, 'start(seed)'])}",
             got=f"no {(missing or ['start'])[0]}" if task is not None else "no TASK",
         )
-    return FoundTask(task, folder, dict(getattr(module, "PLAN", {})))
+    plan = getattr(module, "PLAN", {})
+    if not isinstance(plan, Mapping) or not all(isinstance(name, str) for name in plan):
+        raise TaskError(
+            f"PLAN of task '{folder}'",
+            expected="options by name, such as {'preset': 'small'}",
+            got=f"{plan!r} ({type(plan).__name__})",
+        )
+    return FoundTask(CheckedTask(task, folder), folder, dict(plan))
 
 
 def _import(folder: Path) -> ModuleType:
@@ -177,15 +199,8 @@ def _import(folder: Path) -> ModuleType:
     name, parent = folder.name, str(folder.parent)
     if parent not in sys.path:
         sys.path.insert(0, parent)
-    try:
+    with own_code(folder, f"task '{folder}'"):
         module = importlib.import_module(name)
-    except ImportError as error:
-        raise OptionError(
-            f"task '{folder}'",
-            expected="a package that can be imported",
-            got=f"{type(error).__name__}: {error}",
-            remedy="install what it needs: pip install 'flashrt-ros[sim]' for the shipped ones",
-        ) from error
     where = Path(str(module.__file__)).resolve().parent
     if where != folder:
         raise OptionError(

@@ -83,6 +83,7 @@ def run_tier(
     *,
     seen: list[Seen] | None = None,
     told: Callable[[Outcome], None] = lambda _: None,
+    into: list[Outcome] | None = None,
 ) -> tuple[Outcome, ...]:
     """Run every start once.
 
@@ -91,8 +92,9 @@ def run_tier(
         task, starts: what is run.
         seen: takes the decisions of the first ``starts.error_episodes``.
         told: called after each episode.
+        into: takes the outcomes as they come, for who is interrupted.
     """
-    found = []
+    found = [] if into is None else into
     for number, seed in enumerate(starts.seeds):
         keep = number < starts.error_episodes
         episode = task.start(seed)

@@ -42,6 +42,8 @@ def sized(
     try:
         config = policy.config(preset, **overrides)
     except OptionError as error:
+        if preset not in policy.presets:
+            raise error.reworded(remedy=wrong.remedy) from error
         raise wrong from error
     # Overrides may make one preset of another.
     shapes, expected = (

@@ -13,7 +13,7 @@ from PIL import Image
 
 from flashrt_core.bench.machine import command_line, commit, machine, versions
 from flashrt_core.bench.report import write_json
-from flashrt_core.evaluation.command import plan_for
+from flashrt_core.evaluation.options import EvalOptions, check_plans, plan_for
 from flashrt_core.evaluation.rollout import REPLAN_ROWS, Outcome
 from flashrt_core.evaluation.task import EVALUATION_SEED, find_task
 from flashrt_core.load import LoadOptions
@@ -53,6 +53,7 @@ def run_live(options: LiveOptions, reporter: Reporter) -> int:
     """
     found = find_task(options.task)
     plan = plan_for(found, LoadOptions())
+    check_plans(EvalOptions(found, plan))
     choose_graph(options.domain).enter()
     refuse_running(options.domain)
     with results_folder(options.out, [f"{_NAME}.gif", f"{_NAME}.json"]) as out:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from flashrt_ros.replay.transport import child_environment, use_shared_memory
 from .parameters import topics
 from .simulator import SimulatorOptions
 
-_START_S, _PROMPT_S, _FIRST_S, _END_S = 60.0, 8.0, 20.0, 120.0
+_START_S, _PROMPT_S, _FIRST_S, _END_S, _LEAVE_S = 60.0, 8.0, 20.0, 120.0, 5.0
 #: What diagnostics count, and what it is called in a result.
 _COUNTED = {
     "decisions": ("decisions", "stale", "skewed", "failed", "stopped", "deadline_missed"),
@@ -139,8 +139,20 @@ class SimulatorProcess:
             raise self._failure() from error
         return self.answer(timeout_s)
 
-    def answer(self, timeout_s: float, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    def answer(
+        self,
+        timeout_s: float,
+        watch: Callable[[], None] = lambda: None,
+        what: str = "an answer",
+        remedy: str = "",
+    ) -> dict[str, Any]:
         """The next line.
+
+        Args:
+            timeout_s: how long it may take.
+            watch: called while it does.
+            what: that is waited for, for the message.
+            remedy: what to do where none comes, with a stop behind.
 
         Raises:
             TaskError: the process ended, with its own reason, or none came in time.
@@ -149,6 +161,8 @@ class SimulatorProcess:
         while True:
             try:
                 found: dict[str, Any] = json.loads(self._lines.get(timeout=0.1))
+                if said := found.get("error"):
+                    raise self._error(**said)
                 return found
             except queue.Empty:
                 watch()
@@ -156,12 +170,24 @@ class SimulatorProcess:
                     raise self._failure() from None
                 if time.monotonic() > limit:
                     raise TaskError(
-                        "the simulator", expected=f"an answer within {timeout_s:g} s", got="none"
+                        "the simulator",
+                        expected=f"{what} within {timeout_s:g} s",
+                        got="none",
+                        remedy=f"{remedy}see {self.log}",
                     ) from None
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self._lines.put(line)
+
+    def _error(
+        self, what: str, expected: str | None, got: str | None, remedy: str | None
+    ) -> TaskError:
+        """An error of the process, in its own words, and where its log is."""
+        with suppress(subprocess.TimeoutExpired):  # it logs what it said, and ends
+            self._process.wait(_LEAVE_S)
+        also = f"{remedy}; " if remedy else ""
+        return TaskError(what, expected=expected, got=got, remedy=f"{also}see {self.log}")
 
     def _failure(self) -> TaskError:
         lines = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
@@ -198,7 +224,9 @@ def run_loop(
             _wait_for_prompt(node, client, asked["instruction"])
             before = len(client.timings)
             node.activate(client)
-            found = simulator.answer(_END_S, _first_chunk(node, client, before))
+            watch = _first_chunk(node, client, before)
+            end, remedy = f"the end of episode {seed}", "let `done` be true when its time is over; "
+            found = simulator.answer(_END_S, watch, end, remedy)
             client.deactivate()
             made = unique(client.timings[before:])
             timings += made
@@ -209,7 +237,12 @@ def run_loop(
             told(result.outcomes[-1])
             ended(simulator, result.outcomes[-1])
         if not client.wait_for_diagnostics(2, 10.0):
-            raise TaskError("the node's diagnostics", expected="one a second", got="none in 10 s")
+            raise TaskError(
+                "the node's diagnostics",
+                expected="one a second",
+                got="none in 10 s",
+                remedy=f"see {node.log}",
+            )
         _account(result, client, timings)
     for key in notes[0]["acceleration"] if notes else ():
         result.acceleration[key] = float(np.mean([note["acceleration"][key] for note in notes]))
@@ -250,6 +283,7 @@ def _wait_for_prompt(node: NodeProcess, client: PolicyClient, text: str) -> None
                 "the prompt of the node",
                 expected=f"'{text}' within {_PROMPT_S:g} s",
                 got=node.reason(),
+                remedy=f"see {node.log}",
             )
         time.sleep(0.02)
 

@@ -35,6 +35,7 @@ from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Header, String
 from trajectory_msgs.msg import JointTrajectory
 
+from flashrt_core.errors import FlashRTError
 from flashrt_core.evaluation.rollout import SUBSTEP_S, Outcome, outcome
 from flashrt_core.evaluation.task import Episode, Task, find_task
 from flashrt_core.terminal import run_command
@@ -268,10 +269,21 @@ def _obey(simulator: Simulator, order: dict[str, Any]) -> dict[str, Any]:
     return simulator.start(order["start"], order.get("frames_hz", 0.0))
 
 
+def _tell(error: FlashRTError) -> None:
+    """Hand the parts of an error over, of which a log would have the whole line only."""
+    parts = {name: getattr(error, name) for name in ("what", "expected", "got", "remedy")}
+    said = {name: None if part is None else str(part) for name, part in parts.items()}
+    print(json.dumps({"error": said}), flush=True)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run as a process; the exit status."""
     options = SimulatorOptions(**json.loads(arguments[0]))
-    task = find_task(str(Path(options.task).absolute())).task
+    try:
+        task = find_task(str(Path(options.task).absolute())).task
+    except FlashRTError as error:
+        _tell(error)
+        raise
     context = Context()
     context.init(args=[])
     node = Node(
@@ -288,6 +300,9 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps({"ready": True}), flush=True)
         _serve(simulator, executor)
         return 0
+    except FlashRTError as error:
+        _tell(error)
+        raise
     finally:
         executor.shutdown()
         node.destroy_node()

@@ -116,7 +116,10 @@ def read_parameters(path: Path, node: str = "policy") -> ParameterFile:
         # str() of an OSError would name the file a second time.
         reason = error.strerror if isinstance(error, OSError) else "text that is not UTF-8"
         raise OptionError(
-            f"parameter file '{path}'", expected="a readable file", got=reason
+            f"parameter file '{path}'",
+            expected="a readable file",
+            got=reason,
+            remedy="name the file that the node runs with, or one like those in config/",
         ) from None
     except yaml.YAMLError as error:
         raise OptionError(f"parameter file '{path}'", expected="YAML", got=error) from None

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from flashrt_core.calibration.artifact import read_calibration
+from flashrt_core.calibration.run import _recorder as recorder_of
 from flashrt_core.cli import calibrate as calibrate_module
 from flashrt_core.cli import qualify as qualify_module
 from flashrt_core.cli.main import NOT_LOADABLE, USER_ERROR, app, run
@@ -90,7 +91,7 @@ def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) 
     code, _, err = call(capsys, "qualify", "pi05", "--precision", "fp8", *FEW)
     assert code == USER_ERROR and err.count("\n") == 1
     assert "run flashrt calibrate pi05 --checkpoint random:0 --precision fp8 --steps 2" in err
-    assert "--made-up N, or --bag BAG --params FILE, in place of --npz FILE" in err
+    assert "got none for this plan; make one of a file of observations (or of --bag" in err
     code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8")
     assert code == NOT_LOADABLE and "not loadable like this: option 'calibration'" in out
 
@@ -161,7 +162,73 @@ def test_the_command_that_is_said_makes_what_was_missing(
     limits = ["--min-cosine", "0.5", "--max-error", "9", "--max-stage-error", "9"]
     assert call(capsys, "qualify", *plan, *limits, "--decisions", "1")[0] == 0
     code, out, _ = call(capsys, *said[:-2], "--made-up", "1")
-    assert code == 0 and f"replaced {named}" in out
+    was = now = "1 observations (made up: 1 with seed 1)"
+    assert code == 0 and f"{was} are replaced by {now}: replaced {named}" in out
+
+
+def test_what_is_replaced_is_said_and_of_what_checkpoint_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, own_cache: Path
+) -> None:
+    few, more = (write_npz(tmp_path / f"{n}.npz", n) for n in (1, 3))
+    assert call(capsys, "calibrate", "pi05", "--npz", str(more), *FEW)[0] == 0
+    code, out, _ = call(capsys, "calibrate", "pi05", "--npz", str(few), *FEW)
+    (written,) = (own_cache / "flashrt" / "calibration").iterdir()
+    said = "3 observations (npz: 3.npz) are replaced by 1 observations (npz: 1.npz): replaced"
+    assert code == 0 and f"{said} {written}" in out
+    assert json.loads(written.read_text())["recorder"]["checkpoint"] == "random:0"
+    written.write_text("no calibration")
+    code, out, _ = call(capsys, "calibrate", "pi05", "--npz", str(few), *FEW)
+    assert code == 0 and f"\nreplaced {written}" in out
+
+
+def test_a_checkpoint_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device = SimpleNamespace(arch="a", library="b")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place, named in (
+        (tmp_path / "policies" / "mine", "~/policies/mine"),
+        ("/elsewhere/mine", "/elsewhere/mine"),
+        ("random:4", "random:4"),
+    ):
+        found = recorder_of(device, place, "npz: x")  # type: ignore[arg-type]
+        assert found["checkpoint"] == named
+
+
+def test_a_pipe_is_told_how_many_decisions_were_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["qualify", "pi05", "--precision", "fp32,bf16", "--decisions", "1", "--noises", "3"]
+    code, _, err = call(capsys, *words, *FEW)
+    assert code == 0
+    assert err.splitlines() == [f"decision 3 compared, {name}" for name in ("fp32", "bf16")]
+    monkeypatch.setattr("flashrt_core.cli.progress._EVERY_S", 0.0)
+    assert len(call(capsys, *words, *FEW)[2].splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--calibration", "x.json"], "option '--calibration': expected a plan that quantises"),
+        (["--npz", "x.npz", "--seed", "3"], "option '--seed': expected made-up observations"),
+        (["--npz", "x.npz", "--decisions", "3"], "option '--decisions': expected made-up"),
+        (["--reference-device", "moon"], "option 'reference_device': expected cpu or cuda"),
+        (["--precision", "fp8", "--calibration", "README.md"], "name the file that flashrt cali"),
+        (["--precision", "fp8", "--calibration", "docs"], "name the file that flashrt calibrate"),
+    ],
+)
+def test_refusals_of_qualify(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, "qualify", "pi05", *arguments, *FEW)
+    assert (code, out) == (USER_ERROR, "") and err.count("\n") == 1
+    assert message in err
+
+
+def test_a_reference_on_a_gpu_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = call(capsys, "qualify", "pi05", "--reference-device", "cuda", *FEW)
+    assert code == USER_ERROR and "leave it out: the CPU computes the same" in err
 
 
 def test_one_plan_is_compared_once(
@@ -189,7 +256,11 @@ def test_one_plan_is_compared_once(
         (["--npz", "none.npz"], "observations 'none.npz': expected a readable .npz file"),
         (["--made-up", "1", "--precision", "bf16"], "expected a plan with fp8 products"),
         (["--made-up", "1", "--device", "cuda"], "option 'device': expected one of"),
-        (["--made-up", "1", "--method", "mean"], "method of a calibration"),
+        (["--made-up", "1", "--method", "mean"], "option 'method': expected one of"),
+        (["--made-up", "1", "--method", "percentil"], "expected one of ['amax', 'percentile']"),
+        (["--made-up", "1", "--percentile", "0"], "option 'percentile': expected more than 0"),
+        (["--npz", "x.npz", "--params", "y"], "option '--params': expected --bag beside it"),
+        (["--npz", "x.npz", "--seed", "4"], "option '--seed': expected --made-up beside it"),
         (["--made-up", "1", "--output", "/"], "option '--output': expected a file that can be"),
         (["--made-up", "1", "--prompt-buckets", "9" * 5000], "option 'prompt_buckets': expected"),
         (["--made-up", "1", "--prompt-buckets", "32,x"], "option 'prompt_buckets': expected whole"),
@@ -243,7 +314,7 @@ def test_observations_of_a_file_are_those_that_were_written(tmp_path: Path) -> N
         ({"state": np.zeros(3, np.float32)}, "array 'state'"),
         ({"image.base_0_rgb": np.zeros((3, 8, 8, 3), np.float32)}, "array 'image.base_0_rgb'"),
         ({"image.base_0_rgb": np.zeros((2, 8, 8, 3), np.uint8)}, "array 'image.base_0_rgb'"),
-        ({"prompt": np.array([{}, {}, {}], object)}, "plain arrays"),
+        ({"prompt": np.array([{}, {}, {}], object)}, "plain arrays, got Python objects; write one"),
     ],
 )
 def test_files_of_other_arrays(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -256,8 +327,9 @@ def test_files_of_other_arrays(tmp_path: Path, changes: dict[str, Any], message:
 def test_files_that_are_no_npz(tmp_path: Path) -> None:
     for name, content in (("a.npz", b"PK\x03\x04 broken"), ("b.npz", b"text"), ("c.npz", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(OptionError, match=r"expected a readable .npz file"):
+        with pytest.raises(OptionError, match=r"expected a readable .npz file") as found:
             list(read_observations(tmp_path / name, VIEWS))
+        assert "pickle" not in str(found.value) and "eval TASK --observations" in str(found.value)
     np.save(tmp_path / "d.npy", np.zeros(3))
-    with pytest.raises(OptionError, match="an .npz file, got one array"):
+    with pytest.raises(OptionError, match="readable .npz file, got one array"):
         list(read_observations(tmp_path / "d.npy", VIEWS))

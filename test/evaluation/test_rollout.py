@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flashrt_core.errors import OptionError
+from flashrt_core.errors import FlashRTError, OptionError
 from flashrt_core.evaluation.branches import fork_rollouts, resume_episode
 from flashrt_core.evaluation.pilot import EnginePilot, ReferencePilot, paired_noise
 from flashrt_core.evaluation.rollout import Seen, run_episode, targets
@@ -51,7 +51,7 @@ def test_an_episode_is_decided_again_every_few_rows() -> None:
         assert stamps == pytest.approx([seconds * i for i in range(len(stamps))])
         assert found.decisions == len(stamps) and found.instruction == episode.instruction
     assert isinstance(episode, Episode) and isinstance(task, Task)
-    with pytest.raises(OptionError, match="replan-rows.*expected 10, got 11"):
+    with pytest.raises(OptionError, match="replan-rows.*at most 10, .*got 11"):
         pilot.seen.clear()
         run_episode(pilot, task, task.start(5), 5, replan_rows=11)
 
@@ -176,5 +176,5 @@ def test_a_task_is_found_by_path_and_refused_in_one_line(tmp_path) -> None:  # t
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(text)
-        with pytest.raises(OptionError, match=expected):
+        with pytest.raises(FlashRTError, match=expected):
             find_task(str(tmp_path / name))

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("rclpy")
 
 from flashrt_core.cli.eval import RosOptions
-from flashrt_core.errors import OptionError
-from flashrt_core.evaluation.command import EvalOptions, plan_for
+from flashrt_core.errors import DeviceError, OptionError
+from flashrt_core.evaluation.command import EvalOptions, Result, about, plan_for
+from flashrt_core.evaluation.own_code import CheckedTask
+from flashrt_core.evaluation.rollout import Outcome
 from flashrt_core.evaluation.task import TaskError, find_task
 from flashrt_core.evaluation.tiers import Starts
 from flashrt_core.load import LoadOptions
-from flashrt_ros.evaluation.command import run_ros_eval
+from flashrt_ros.evaluation.command import _folder, run_ros_eval
 from flashrt_ros.evaluation.live import LiveOptions, run_live
-from flashrt_ros.evaluation.loop import SimulatorProcess
+from flashrt_ros.evaluation.loop import Loop, LoopResult, SimulatorProcess
 from flashrt_ros.evaluation.parameters import parameters_for
 from flashrt_ros.evaluation.simulator import SimulatorOptions, acceleration
 from flashrt_ros.parameters import build_config
@@ -89,7 +95,7 @@ def test_a_live_demo_leaves_a_film_and_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ros", "changes", "names"),
     [
-        (RosOptions("hurry"), {}, "--strategy.*hurry"),
+        (RosOptions("hurry"), {}, "--strategy.*one or several of replace, .*got hurry"),
         (RosOptions(added_delay_ms="soon"), {}, "--added-delay"),
         (RosOptions(), {"forks": 2}, "--forks.*with --ros"),
         (RosOptions(), {"resume": True}, "--resume"),
@@ -100,6 +106,102 @@ def test_what_is_wrong_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(OptionError, match=names):
         run_ros_eval(asked(**changes), ros, lambda *_: lambda _outcome: None)
+
+
+def test_options_of_the_other_kind_of_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    from flashrt_ros.cli import app, run
+
+    for words, message in (
+        (["--live", "--seconds", "3"], "option '--seconds': expected a recording"),
+        (["--live", "--seed", "-1"], "option '--seed': expected 0 to"),
+        (["--episodes", "3"], "option '--episodes': expected --live beside it"),
+        (["--task", "tabletop"], "option '--task': expected --live beside it"),
+    ):
+        code = run(lambda words=words: app(["demo", *words]))  # type: ignore[misc]
+        assert code == 2 and message in capsys.readouterr().err
+
+
+def test_a_live_demo_begins_at_the_seed_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashrt_ros.cli import app, run
+
+    asked: list[LiveOptions] = []
+    monkeypatch.setattr(
+        "flashrt_ros.evaluation.live.run_live", lambda options, _: asked.append(options) or 0
+    )
+    for words in (["--seed", "7"], []):
+        assert run(lambda words=words: app(["demo", "--live", *words])) == 0  # type: ignore[misc]
+    assert [each.first_seed for each in asked] == [7, 200_000]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_the_machine_lacks_is_said_before_a_process_starts(
+    live: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lacking(_task: object) -> None:
+        raise DeviceError("OpenGL", expected="some", got="none", remedy="apt-get install it")
+
+    monkeypatch.setattr(CheckedTask, "check", lacking)
+    monkeypatch.setattr(SimulatorProcess, "__enter__", lambda _: pytest.fail("started"))
+    with pytest.raises(DeviceError, match="OpenGL: expected some, got none; apt-get install it$"):
+        if live:
+            run_live(LiveOptions(str(FOLDER), 1, tmp_path / "out"), Reporter())
+        else:
+            run_ros_eval(asked(), RosOptions(), lambda *_: lambda _outcome: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_log_of_a_simulator_that_ended_is_kept(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "gone_arm")
+    found = find_task(str(tmp_path / "gone_arm"))
+    options = EvalOptions(found, plan_for(found, LoadOptions()), Starts(1, 200_000))
+    (found.folder / "__init__.py").unlink()
+    with pytest.raises(TaskError) as error:
+        run_ros_eval(options, RosOptions(), lambda *_: lambda _outcome: None)
+    said = str(error.value)
+    assert said.startswith("task: expected a shipped one (") and " ... " not in said
+    log = Path(said.rpartition("; see ")[2])
+    try:
+        assert "simulator: error: task: expected a shipped one" in log.read_text()
+    finally:
+        shutil.rmtree(log.parent)
+
+
+def test_folders_of_logs_go_unless_an_error_names_them() -> None:
+    with _folder(None) as quiet:
+        assert quiet.is_dir()
+    with pytest.raises(TaskError), _folder(None) as other:
+        raise TaskError("something else")
+    with pytest.raises(KeyboardInterrupt), _folder(None) as left:
+        raise KeyboardInterrupt
+    assert not any(each.exists() for each in (quiet, other, left))
+
+
+def test_settings_that_ended_before_an_error_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Outcome(200_000, "go", True, 3.0, 1.0, 9, 12.3)
+
+    def run_loop(loop: Loop, seeds: Sequence[int], told: Callable[[Outcome], None]) -> LoopResult:
+        told(one)
+        if loop.added_s:
+            raise TaskError("the simulator", expected="to run", got="an end")
+        told(one)
+        parts = {"total": {}, "observation age": {}}
+        counts = dict.fromkeys(("decisions", "stale", "late_chunks", "skipped_rows"), 0)
+        return LoopResult([one, one], counts, 0, parts)
+
+    monkeypatch.setattr("flashrt_ros.evaluation.command.run_loop", run_loop)
+    options = asked()
+    result = Result(about(options))
+    with pytest.raises(TaskError, match="an end"):
+        ros = RosOptions(added_delay_ms="0,50")
+        run_ros_eval(options, ros, lambda *_: lambda _outcome: None, result)
+    whole, part = result.tiers
+    assert (whole.success.total, part.success.total) == (2, 1)
+    assert part.name == "cpu fp32, replace, +50 ms" and part.paired is not None
+    assert list(result.as_dict()["loops"]) == ["cpu fp32, replace"] and len(result.tables) == 1
+    console = Console(file=io.StringIO(), width=80)
+    result.show(console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "through the node" in shown and max(map(len, shown.splitlines())) <= 80
 
 
 def test_the_command_knows_the_node(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,6 +242,31 @@ def test_an_opengl_that_is_of_no_use_is_one_line(backend: str) -> None:
     assert done.stdout.endswith("; unset it, or set egl or osmesa\n") and done.stderr == ""
 
 
+def test_a_machine_without_opengl_is_told_what_brings_it() -> None:
+    code = (
+        "import ctypes, os\n"
+        "class CDLL(ctypes.CDLL):\n"
+        "    def __init__(self, name, *more, **further):\n"
+        "        if name in ('libEGL.so.1', 'libOSMesa.so.8'): raise OSError(name)\n"
+        "        super().__init__(name, *more, **further)\n"
+        "ctypes.CDLL = CDLL\n"
+        "from tabletop import TASK; from flashrt_core.errors import FlashRTError\n"
+        "try: TASK.check()\n"
+        "except FlashRTError as error: print(error)\n"
+        "print(os.environ.get('MUJOCO_GL'))"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+    environment = os.environ | {"PYTHONPATH": path}
+    environment.pop("MUJOCO_GL", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    said, asked = done.stdout.splitlines()
+    assert said.startswith("OpenGL for the simulated cameras: expected one that needs no display")
+    assert "; run: apt-get update && apt-get install -y libegl1" in said
+    assert asked == "None", "what this process starts must not take it for the user's"
+
+
 def test_physics_goes_on_without_opengl() -> None:
     code = (
         "from tabletop import TASK; from flashrt_core.errors import FlashRTError\n"

@@ -20,7 +20,7 @@ from tabletop.demonstrations import Demonstrations, Encoder, load, relative, sta
 from tabletop.learning import draw_times, pixels
 from tabletop.robot import VIEWS
 
-from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.errors import DeviceError, FlashRTError, OptionError
 from flashrt_core.load import LoadOptions, describe
 from flashrt_core.load import load as load_policy
 from flashrt_core.policies.base import Observation
@@ -86,6 +86,17 @@ def test_the_preset_of_other_weights_is_named(trained: Path) -> None:
     for preset in ("base", "tiny"):
         with pytest.raises(OptionError, match="'preset': expected 'small', .*give --preset small"):
             describe(LoadOptions(preset=preset, checkpoint=trained / "policy"))
+
+
+def test_an_unknown_preset_is_told_to_be_one(trained: Path) -> None:
+    with pytest.raises(OptionError, match=r"expected one of .'base', 'small.*give --preset small"):
+        describe(LoadOptions(preset="bse", checkpoint=trained / "policy"))
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(DeviceError, match="leave --device out to train on the CPU"):
+        training._device("cuda")
 
 
 def test_noise_of_joints_that_the_robot_lacks_changes_nothing(trained: Path) -> None:
@@ -233,7 +244,7 @@ def test_an_interruption_says_what_was_saved(
 
 
 def test_a_run_without_a_state_does_not_go_on(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="'--resume': expected the state of a run"):
+    with pytest.raises(OptionError, match="'--resume': expected the state of a run.*begin anew$"):
         train.main(
             ["--data", str(trained / "data.npz"), "--output", str(tmp_path / "new"), "--resume"]
         )
