@@ -164,6 +164,8 @@ def _resized(image: Array, side: int) -> Array:
     """[Y, X, 3] -> [side, side, 3] uint8, bicubic with antialiasing, in torch's whole numbers."""
     if image.shape[:2] == (side, side):
         return image
-    pixels = torch.from_numpy(np.require(image, requirements=["C", "W"])).permute(2, 0, 1)[None]
+    # An axis of one put in front, not behind the turn: its stride then is a whole picture's, by
+    # which torch knows the channels for the innermost, and neither unpacks nor packs them.
+    pixels = torch.from_numpy(np.require(image, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
     found = F.interpolate(pixels, (side, side), mode="bicubic", antialias=True)
     return found[0].permute(1, 2, 0).numpy()
