@@ -5,6 +5,11 @@ python -m tabletop.demo_recording --output examples/tabletop/demo
 
 from __future__ import annotations
 
+from flashrt_core.signals import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once("python -m tabletop.demo_recording")  # before the imports
+
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -8,6 +8,11 @@ episode moves the arm, never the labels: each is the expert's plan for the state
 
 from __future__ import annotations
 
+from flashrt_core.signals import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once("python -m tabletop.generate")  # before the imports
+
 import sys
 import time
 from collections.abc import Callable

@@ -8,6 +8,11 @@ beside it what a later call with ``--resume`` goes on from.
 
 from __future__ import annotations
 
+from flashrt_core.signals import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once("python -m tabletop.train")  # before the imports
+
 import argparse
 import shlex
 import sys

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import signal
 import struct
 import sys
 import threading
@@ -203,4 +204,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Ctrl-C on a terminal reaches this process, too: whoever started it tells of it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
