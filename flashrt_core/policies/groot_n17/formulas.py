@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...tensors import TensorSource
-from ..reference_weights import ReferenceWeights
+from ..reference import ReferenceNetwork, gelu, unit_rms
 from .config import GrootConfig
 
-Array = np.ndarray[Any, Any]
 VISUAL, LANGUAGE = "backbone.model.model.visual.", "backbone.model.model.language_model."
 HEAD = "action_head."
 
 
-class Formulas:
+class Formulas(ReferenceNetwork):
     """Layers on unpacked weights.
 
     Args:
@@ -35,10 +32,8 @@ class Formulas:
         dtype: torch.dtype = torch.float32,
         place: str | torch.device = "cpu",
     ) -> None:
+        super().__init__(source, dtype, place, again=(HEAD,))
         self.config = config
-        self.dtype = dtype
-        self.place = torch.device(place)
-        self._weights = ReferenceWeights(source, dtype, self.place, again=(HEAD,))
 
     def attend(
         self, name: str, heads: int, x: Tensor, context: Tensor, hidden: Tensor | None = None
@@ -65,12 +60,8 @@ class Formulas:
         first, second = x[..., :half], x[..., half:]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
-    def norm(self, name: str, x: Tensor, eps: float) -> Tensor:
-        return standardise(x, eps) * self.get(f"{name}.weight") + self.get(f"{name}.bias")
-
     def rms(self, name: str, x: Tensor) -> Tensor:
-        size = torch.sqrt((x**2).mean(dim=-1, keepdim=True) + self.config.eps)
-        return x / size * self.get(f"{name}.weight")
+        return unit_rms(x, self.config.eps) * self.get(f"{name}.weight")
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self.get(f"{name}.weight").t()
@@ -81,14 +72,6 @@ class Formulas:
         slot = self.config.embodiment
         weight, bias = (self.get(f"{HEAD}{name}.{kind}", slot) for kind in "Wb")
         return x @ weight + bias
-
-    def tensor(self, values: Array) -> Tensor:
-        """Numbers of the host where the reference computes."""
-        return torch.from_numpy(np.array(values, order="C")).to(self.place, self.dtype)
-
-    def get(self, name: str, slot: int | None = None) -> Tensor:
-        """A tensor, or the row of it that an embodiment has."""
-        return self._weights.get(name, slot)
 
 
 def mix(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -105,12 +88,3 @@ def sinusoid(now: int, width: int, divisor: int, *, first: str) -> Tensor:
     angles = now * torch.tensor(exponents, dtype=torch.float32).exp()
     parts = (angles.sin(), angles.cos())
     return torch.cat(parts if first == "sin" else parts[::-1])
-
-
-def standardise(x: Tensor, eps: float) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / torch.sqrt((centred**2).mean(dim=-1, keepdim=True) + eps)
-
-
-def gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))

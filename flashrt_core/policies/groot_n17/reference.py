@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .formulas import HEAD, LANGUAGE, Array, mix, sinusoid, standardise
+from ..reference import Array, ReferenceGuide, standardise
+from .formulas import HEAD, LANGUAGE, mix, sinusoid
 from .reference_tower import Tower
 
 
@@ -37,19 +38,6 @@ class ReferenceContext:
     state: Tensor
     text: Tensor
     embedding: Tensor
-
-
-@dataclass(frozen=True)
-class ReferenceGuide:
-    """What guides the sampler, both [H, A].
-
-    Attributes:
-        previous: numbers to guide towards.
-        weight: how far, 0..1.
-    """
-
-    previous: Array
-    weight: Array
 
 
 class Reference(Tower):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .formulas import VISUAL, Array, Formulas, gelu, mix
+from ..reference import Array, gelu
+from .formulas import VISUAL, Formulas, mix
 
 
 class Tower(Formulas):

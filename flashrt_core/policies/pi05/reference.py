@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ...weights import TensorSource
-from ..reference_weights import ReferenceWeights
+from ..reference import Array, ReferenceGuide, ReferenceNetwork, gelu, unit_rms
 from .config import SLOTS, GemmaConfig, Pi05Config
 
 _MASKED = -2.3819763e38  # added to the score of a pair that must not see each other
@@ -46,26 +45,13 @@ class ReferenceContext:
 
 
 @dataclass(frozen=True)
-class ReferenceGuide:
-    """What guides the sampler, both [H, A].
-
-    Attributes:
-        previous: numbers to guide towards.
-        weight: how far, 0..1.
-    """
-
-    previous: np.ndarray[Any, Any]
-    weight: np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
 class ReferenceResult(ReferenceContext):
     """What one decision gives: a context and ``actions`` [H, A], normalised."""
 
     actions: Tensor
 
 
-class Reference:
+class Reference(ReferenceNetwork):
     """The network on unpacked weights.
 
     Args:
@@ -82,17 +68,15 @@ class Reference:
         dtype: torch.dtype = torch.float32,
         place: str | torch.device = "cpu",
     ) -> None:
+        super().__init__(source, dtype, place, _EVERY_STEP)
         self.config = config
-        self.dtype = dtype
-        self.place = torch.device(place)
-        self._weights = ReferenceWeights(source, dtype, self.place, _EVERY_STEP)
 
     @torch.inference_mode()
     def decide(
         self,
-        images: Mapping[str, np.ndarray[Any, Any]],
+        images: Mapping[str, Array],
         tokens: Sequence[int],
-        noise: np.ndarray[Any, Any],
+        noise: Array,
         guide: ReferenceGuide | None = None,
     ) -> ReferenceResult:
         """One decision.
@@ -109,7 +93,7 @@ class Reference:
     def finish(
         self,
         context: ReferenceContext,
-        noise: np.ndarray[Any, Any],
+        noise: Array,
         guide: ReferenceGuide | None = None,
     ) -> ReferenceResult:
         """The decision on a context; ``noise`` and ``guide`` as for :meth:`decide`."""
@@ -117,9 +101,7 @@ class Reference:
         return ReferenceResult(**vars(context), actions=actions)
 
     @torch.inference_mode()
-    def context(
-        self, images: Mapping[str, np.ndarray[Any, Any]], tokens: Sequence[int]
-    ) -> ReferenceContext:
+    def context(self, images: Mapping[str, Array], tokens: Sequence[int]) -> ReferenceContext:
         """What decisions on an observation share; arguments as for :meth:`decide`."""
         with self.place:
             x, valid = self._prefix(images, tokens)
@@ -131,7 +113,7 @@ class Reference:
     @torch.inference_mode()
     def act(
         self,
-        noise: np.ndarray[Any, Any],
+        noise: Array,
         keys: Tensor,
         values: Tensor,
         valid: Tensor,
@@ -145,7 +127,7 @@ class Reference:
             keys, values, valid = (
                 x.to(self.place) for x in (keys.to(self.dtype), values.to(self.dtype), valid)
             )
-            sample = torch.from_numpy(np.array(noise, order="C")).to(self.place, self.dtype)
+            sample = self.tensor(noise)
             dt = torch.tensor(-1.0 / self.config.steps, dtype=torch.float32)
             for step, now in enumerate(self._times(dt)):
                 velocity = self._velocity(sample, now, keys, values, valid)
@@ -158,10 +140,7 @@ class Reference:
         self, sample: Tensor, velocity: Tensor, time: float, guide: ReferenceGuide
     ) -> Tensor:
         """The velocity towards the clean estimate when that is blended with the previous chunk."""
-        previous, weight = (
-            torch.from_numpy(np.array(x, order="C")).to(self.place, self.dtype)
-            for x in (guide.previous, guide.weight)
-        )
+        previous, weight = self.tensor(guide.previous), self.tensor(guide.weight)
         clean = sample - time * velocity
         clean = clean + weight * (previous - clean)
         return (sample - clean) / time
@@ -179,9 +158,7 @@ class Reference:
 
     # ---- prefix ---------------------------------------------------------------------------------
 
-    def _prefix(
-        self, images: Mapping[str, np.ndarray[Any, Any]], tokens: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def _prefix(self, images: Mapping[str, Array], tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
         config = self.config
         black = np.zeros((config.image_size, config.image_size, 3), np.uint8)
         stack = np.stack([images.get(slot, black) for slot in SLOTS])
@@ -189,7 +166,7 @@ class Reference:
         image_rows = self._images(pixels)
         padding = config.max_prompt_tokens - len(tokens)
         ids = torch.tensor([*tokens, *[0] * padding])
-        table = self._get(_MODEL + "paligemma.lm_head.weight")
+        table = self.get(_MODEL + "paligemma.lm_head.weight")
         scale = torch.tensor(math.sqrt(config.trunk.width), dtype=torch.float64)
         if config.numerics.embedding_scale == "bfloat16":
             scale = scale.bfloat16()
@@ -206,26 +183,22 @@ class Reference:
         scaled = pixels.to(self.dtype) / 255.0 * 2.0 - 1.0
         grid = F.conv2d(
             scaled.permute(0, 3, 1, 2),
-            self._get(tower + "embeddings.patch_embedding.weight"),
-            self._get(tower + "embeddings.patch_embedding.bias"),
+            self.get(tower + "embeddings.patch_embedding.weight"),
+            self.get(tower + "embeddings.patch_embedding.bias"),
             stride=config.patch,
         )
-        x = grid.flatten(2).transpose(1, 2) + self._get(
+        x = grid.flatten(2).transpose(1, 2) + self.get(
             tower + "embeddings.position_embedding.weight"
         )
         for layer in range(config.vision.depth):
             name = f"{tower}encoder.layers.{layer}."
-            x = x + self._vision_attention(name + "self_attn.", self._layer_norm(name, 1, x))
-            hidden = _gelu(self._linear(name + "mlp.fc1", self._layer_norm(name, 2, x)))
+            normal = self.norm(f"{name}layer_norm1", x, config.eps)
+            x = x + self._vision_attention(name + "self_attn.", normal)
+            normal = self.norm(f"{name}layer_norm2", x, config.eps)
+            hidden = gelu(self._linear(name + "mlp.fc1", normal))
             x = x + self._linear(name + "mlp.fc2", hidden)
-        gain, offset = (self._get(f"{tower}post_layernorm.{kind}") for kind in ("weight", "bias"))
-        x = _standardise(x, config.eps) * gain + offset
+        x = self.norm(f"{tower}post_layernorm", x, config.eps)
         return self._linear(_MODEL + "paligemma.model.multi_modal_projector.linear", x)
-
-    def _layer_norm(self, name: str, which: int, x: Tensor) -> Tensor:
-        gain = self._get(f"{name}layer_norm{which}.weight")
-        offset = self._get(f"{name}layer_norm{which}.bias")
-        return _standardise(x, self.config.eps) * gain + offset
 
     def _vision_attention(self, name: str, x: Tensor) -> Tensor:
         sizes = self.config.vision
@@ -244,7 +217,7 @@ class Reference:
         keys, values = [], []
         for layer in range(sizes.depth):
             name = f"{_MODEL}paligemma.model.language_model.layers.{layer}."
-            normal = _unit_rms(x, eps) * (1.0 + self._get(name + "input_layernorm.weight"))
+            normal = unit_rms(x, eps) * (1.0 + self.get(name + "input_layernorm.weight"))
             k, v = self._keys_values(name, normal, positions)
             keys.append(k)
             values.append(v)
@@ -252,8 +225,8 @@ class Reference:
                 break  # no one reads what this layer would make of x; a checkpoint may lack it
             q = self._queries(name, sizes, normal, positions)
             x = x + self._mix(name, q, k, v, bias)
-            gain = 1.0 + self._get(name + "post_attention_layernorm.weight")
-            x = x + self._geglu(name, _unit_rms(x, eps) * gain)
+            gain = 1.0 + self.get(name + "post_attention_layernorm.weight")
+            x = x + self._geglu(name, unit_rms(x, eps) * gain)
         return torch.stack(keys), torch.stack(values)
 
     # ---- action expert --------------------------------------------------------------------------
@@ -292,7 +265,7 @@ class Reference:
 
     def _ada_norm(self, name: str, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
         scale, shift, gate = self._linear(f"{name}.dense", cond).chunk(3)
-        return _unit_rms(x, self.config.eps) * (1.0 + scale) + shift, gate
+        return unit_rms(x, self.config.eps) * (1.0 + scale) + shift, gate
 
     # ---- shared ---------------------------------------------------------------------------------
 
@@ -324,27 +297,11 @@ class Reference:
 
     def _geglu(self, name: str, x: Tensor) -> Tensor:
         gate, up = self._linear(name + "mlp.gate_proj", x), self._linear(name + "mlp.up_proj", x)
-        return self._linear(name + "mlp.down_proj", _gelu(gate) * up)
+        return self._linear(name + "mlp.down_proj", gelu(gate) * up)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        y = x @ self._get(name + ".weight").t()
+        y = x @ self.get(name + ".weight").t()
         has_bias = name.startswith(("action_", "time_")) or any(
             part in name for part in ("vision_tower", "multi_modal_projector", ".dense")
         )
-        return y + self._get(name + ".bias") if has_bias else y
-
-    def _get(self, name: str) -> Tensor:
-        return self._weights.get(name)
-
-
-def _standardise(x: Tensor, eps: float) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / torch.sqrt((centred**2).mean(dim=-1, keepdim=True) + eps)
-
-
-def _unit_rms(x: Tensor, eps: float) -> Tensor:
-    return x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + eps)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+        return y + self.get(name + ".bias") if has_bias else y

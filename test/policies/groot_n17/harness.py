@@ -12,7 +12,8 @@ from flashrt_core.contract import ShapeKey
 from flashrt_core.guidance import GUIDANCE, PREVIOUS
 from flashrt_core.policies.groot_n17 import POLICY, GrootConfig
 from flashrt_core.policies.groot_n17.layout import marks
-from flashrt_core.policies.groot_n17.reference import Reference, ReferenceContext, ReferenceGuide
+from flashrt_core.policies.groot_n17.reference import Reference, ReferenceContext
+from flashrt_core.policies.reference import ReferenceGuide
 from flashrt_core.tensors import TensorSource
 
 from ..pipeline import StagePipeline

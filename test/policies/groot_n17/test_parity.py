@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from flashrt_core.policies.groot_n17 import POLICY
-from flashrt_core.policies.groot_n17.reference import Reference, ReferenceGuide
+from flashrt_core.policies.groot_n17.reference import Reference
+from flashrt_core.policies.reference import ReferenceGuide
 
 from ..pipeline import least_cosine, spread, worst
 from .harness import TWO, VIEWS, Case, Pipeline, make_case

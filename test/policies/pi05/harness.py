@@ -11,7 +11,7 @@ from torch import Tensor
 from flashrt_core.contract import ShapeKey
 from flashrt_core.guidance import GUIDANCE, PREVIOUS
 from flashrt_core.policies.pi05 import POLICY, Pi05Config
-from flashrt_core.policies.pi05.reference import ReferenceGuide
+from flashrt_core.policies.reference import ReferenceGuide
 
 from ..pipeline import StagePipeline, same_bits, spread, worst
 

@@ -19,7 +19,8 @@ from flashrt_core.policies.base import Observation, ProcessorOptions
 from flashrt_core.policies.normalisation import FIELDS, from_arrays
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.preprocess import Pi05Processor
-from flashrt_core.policies.pi05.reference import Reference, ReferenceGuide
+from flashrt_core.policies.pi05.reference import Reference
+from flashrt_core.policies.reference import ReferenceGuide
 from flashrt_core.session import Session
 
 from .harness import TWO, Case, Pipeline, make_case, same_bits, spread, worst
