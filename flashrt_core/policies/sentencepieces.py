@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 
-from ..errors import InputError, OptionError
-from ..files import LFS_POINTER, LFS_REMEDY
+from ..errors import OptionError
+from .text import EncodingFile, require_unicode
 
 
 class Tokenizer:
@@ -30,36 +29,16 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.name = "tiny" if path is None else str(path)
-        try:
-            model = (
-                files(f"{__package__}.pi05").joinpath("tiny_tokenizer.model")
-                if path is None
-                else path
-            ).read_bytes()
-        except OSError as error:
-            raise OptionError(
-                "option 'tokenizer'",
-                expected="a SentencePiece model file",
-                got=f"{self.name!r} ({error.strerror or error})",
-            ) from error
-        if model.startswith(LFS_POINTER):
-            raise OptionError(
-                "option 'tokenizer'",
-                expected="a SentencePiece model file",
-                got=f"{self.name!r}, a git-lfs pointer to it",
-                remedy=LFS_REMEDY,
-            )
-        self.digest = sha256(model).hexdigest()
+        shipped = files(f"{__package__}.pi05").joinpath("tiny_tokenizer.model")
+        file = EncodingFile(path, shipped, "a SentencePiece model file")
+        self.name = file.name
+        model, self.digest = file.read()
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise OptionError(
-                "option 'tokenizer'",
-                expected="a SentencePiece model file",
-                got=f"{self.name!r}, {len(model)} bytes that do not parse",
-            ) from error
+            got = f"{self.name!r}, {len(model)} bytes that do not parse"
+            raise file.unusable(got) from error
         self.bos = int(self._processor.bos_id())
         if self.bos < 0:
             raise OptionError(
@@ -73,12 +52,5 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, without begin or end; InputError when it is no valid Unicode."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                "prompt",
-                expected="valid Unicode text",
-                got=f"a lone surrogate at character {error.start}",
-            ) from error
+        require_unicode(text)
         return list(self._processor.EncodeAsIds(text))

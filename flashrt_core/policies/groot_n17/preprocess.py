@@ -6,8 +6,6 @@ Source: Isaac-GR00T's and LeRobot's processors for GR00T N1.7.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from ..robot_side import (
     normalised,
     ordered_views,
 )
+from ..text import encoding_path, prompt_windows, require_rows
 from ..windows import STATE, image_input
 from .config import SLOTS, GrootConfig
 from .deployment import Details, read_deployment
@@ -33,6 +32,12 @@ from .prompt import PromptEncoder
 from .tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
+
+#: The text encoding that trained weights need, and where it can be had.
+_ENCODING = (
+    "the path of the text encoding of Cosmos-Reason2 (Qwen3-VL)",
+    "set it to tokenizer.json of nvidia/Cosmos-Reason2-2B",
+)
 
 
 class GrootProcessor(RobotSide):
@@ -55,16 +60,11 @@ class GrootProcessor(RobotSide):
         details: Details = deployment.details
         state_dim = in_range("state_dim", options.state_dim, 1, config.state_width)
         action_dim = in_range("action_dim", options.action_dim, 1, config.action_dim)
-        tokenizer = Tokenizer(_tokenizer_path(options, details, deployment.origin))
-        if tokenizer.vocab > config.vocab:
-            raise OptionError(
-                f"tokenizer {tokenizer.name!r}",
-                expected=f"at most {config.vocab} ids, rows of the embedding table",
-                got=tokenizer.vocab,
-            )
+        tokenizer = Tokenizer(encoding_path(options, details, deployment.origin, *_ENCODING))
+        require_rows(tokenizer, config.vocab)
         formal = details.formal
         self._prompts = PromptEncoder(config, tokenizer, len(self.views), formal=formal)
-        self._text = lru_cache(maxsize=16)(self._encode_text)
+        self._text = prompt_windows(self._prompts.encode, config.max_prompt_tokens)
         own = _embodiment(config, deployment)
         self._states = as_trained("state_dim", state_dim, deployment.state_dim, own.state)
         actions = as_trained("action_dim", action_dim, deployment.action_dim, own.actions)
@@ -157,16 +157,6 @@ class GrootProcessor(RobotSide):
                 what, expected=error.expected, got=error.got, remedy=error.remedy
             ) from error
 
-    def _encode_text(self, prompt: str) -> tuple[Array, Array]:
-        """Tokens in their window, zero behind the prompt, and how many there are."""
-        ids = self._prompts.encode(prompt)
-        tokens = np.zeros(self._config.max_prompt_tokens, np.int32)
-        tokens[: len(ids)] = ids
-        length = np.array([len(ids)], np.int32)
-        for value in (tokens, length):
-            value.setflags(write=False)  # they are handed out again
-        return tokens, length
-
 
 def _embodiment(config: GrootConfig, deployment: Deployment) -> Embodiment:
     """What is known of the slot in use; OptionError where that is nothing, or several robots."""
@@ -182,16 +172,3 @@ def _embodiment(config: GrootConfig, deployment: Deployment) -> Embodiment:
             got=f"{config.embodiment}, of {len(found)}",
         )
     return found[0]
-
-
-def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) -> Path | None:
-    path = options.tokenizer or details.tokenizer
-    if path is None and details.trained:
-        raise OptionError(
-            "option 'tokenizer'",
-            expected="the path of the text encoding of Cosmos-Reason2 (Qwen3-VL)",
-            got=f"none, for an {origin} checkpoint",
-            remedy="set it to tokenizer.json of nvidia/Cosmos-Reason2-2B; the checkpoint's folder "
-            "is looked into too",
-        )
-    return path

@@ -5,9 +5,8 @@ Source: Isaac-GR00T's processor (what it does to an instruction) and the chat te
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ...errors import InputError, OptionError
+from ..text import instruction
 from .config import GrootConfig
 from .tokenizer import Tokenizer
 
@@ -46,19 +45,14 @@ class PromptEncoder:
             )
         self._before = [*lead, *[first, last] * views]
         self._behind = [end, *tokenizer.encode("\n")]
-        self.encode = lru_cache(maxsize=16)(self._encode)
 
     def check(self, text: str) -> None:
         """InputError when ``text`` is empty or too long."""
         self.encode(text)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of all text rows; InputError on an instruction that is empty or too long."""
-        if not isinstance(text, str):
-            raise InputError("prompt", expected="text", got=type(text).__name__)
-        words = clean(text) if self._formal else text
-        if not words.strip():
-            raise InputError("prompt", expected="an instruction", got=f"{text!r}, which is empty")
+        words = instruction(text, clean if self._formal else str)
         ids = (*self._before, *self._tokenizer.encode(words), *self._behind)
         if len(ids) > self._limit:
             raise InputError(

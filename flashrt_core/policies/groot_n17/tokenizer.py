@@ -10,14 +10,12 @@ import json
 import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from hashlib import sha256
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, OptionError
-from ...files import LFS_POINTER, LFS_REMEDY
+from ..text import EncodingFile, require_unicode
 
 _SHORT = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
@@ -52,9 +50,11 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.name = "tiny" if path is None else str(path)
-        raw = self._read(path)
-        self.digest = sha256(raw).hexdigest()
+        shipped = files(__package__).joinpath("tiny_tokenizer.json")
+        kind = "a tokenizer.json of a byte-level BPE with Qwen's chat tokens"
+        self._file = EncodingFile(path, shipped, kind)
+        self.name = self._file.name
+        raw, self.digest = self._file.read()
         try:
             content = json.loads(raw)
             model = content["model"]
@@ -69,26 +69,19 @@ class Tokenizer:
             if lacking:
                 raise ValueError(f"a vocabulary without {len(lacking)} of the 256 bytes")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise self._unusable(f"{self.name!r}: {type(error).__name__}: {error}") from error
+            raise self._file.unusable(f"{self.name!r}: {type(error).__name__}: {error}") from error
         self.vocab = 1 + max([*self._ids.values(), *self._added.values()])
         self._merged = lru_cache(maxsize=4096)(self._merge)
 
     def special(self, piece: str) -> int:
         """Id of an added token; OptionError when there is none of that name."""
         if piece not in self._added:
-            raise self._unusable(f"{self.name!r} without the token {piece!r}")
+            raise self._file.unusable(f"{self.name!r} without the token {piece!r}")
         return self._added[piece]
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, none of them an added token's; InputError on invalid Unicode."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                "prompt",
-                expected="valid Unicode text",
-                got=f"a lone surrogate at character {error.start}",
-            ) from error
+        require_unicode(text)
         pieces = split(unicodedata.normalize("NFC", text))
         return [token for piece in pieces for token in self._merged(piece)]
 
@@ -110,25 +103,6 @@ class Tokenizer:
                     at += 1
             parts = joined
         return tuple(self._ids[part] for part in parts)
-
-    def _read(self, path: Path | None) -> bytes:
-        own = files(__package__).joinpath("tiny_tokenizer.json")
-        try:
-            raw = (own if path is None else path).read_bytes()
-        except OSError as error:
-            raise self._unusable(f"{self.name!r} ({error.strerror or error})") from error
-        if raw.startswith(LFS_POINTER):
-            raise self._unusable(f"{self.name!r}, a git-lfs pointer to it", LFS_REMEDY)
-        return raw
-
-    @staticmethod
-    def _unusable(got: str, remedy: str | None = None) -> OptionError:
-        return OptionError(
-            "option 'tokenizer'",
-            expected="a tokenizer.json of a byte-level BPE with Qwen's chat tokens",
-            got=got,
-            remedy=remedy,
-        )
 
 
 def _pair(merge: Any) -> tuple[str, str]:

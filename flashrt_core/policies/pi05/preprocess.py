@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from ..robot_side import (
     ordered_views,
 )
 from ..sentencepieces import Tokenizer
+from ..text import encoding_path, prompt_windows, require_rows
 from .camera import check_view, encode_view
 from .config import SLOTS, Pi05Config
 from .deployment import Details, read_deployment
@@ -33,6 +32,12 @@ from .prompt import PromptEncoder, discretise
 
 Array = np.ndarray[Any, Any]
 
+#: The text encoding that trained weights need, and where it can be had.
+_ENCODING = (
+    "the path of PaliGemma's SentencePiece model",
+    "set it to paligemma_tokenizer.model of big_vision, or tokenizer.model of "
+    "google/paligemma-3b-pt-224",
+)
 _BLACK = np.zeros((1, 1, 3), np.uint8)  # in windows that no stage reads
 
 
@@ -61,13 +66,8 @@ class Pi05Processor(RobotSide):
             )
         deployment = options.deployment or read_deployment(None, options.norm_stats)
         details: Details = deployment.details
-        tokenizer = Tokenizer(_tokenizer_path(options, details, deployment.origin))
-        if tokenizer.vocab > config.vocab:
-            raise OptionError(
-                f"tokenizer {tokenizer.name!r}",
-                expected=f"at most {config.vocab} pieces, rows of the embedding table",
-                got=tokenizer.vocab,
-            )
+        tokenizer = Tokenizer(encoding_path(options, details, deployment.origin, *_ENCODING))
+        require_rows(tokenizer, config.vocab)
         numerics, truncate = config.numerics, config.numerics.overlong_prompt == "truncate"
         self._padding: tuple[int, ...] = ()
         if numerics.state_text == "padded":
@@ -88,8 +88,7 @@ class Pi05Processor(RobotSide):
                 expected=f"room for the state of {state_dim} numbers and an instruction",
                 got=f"{config.max_prompt_tokens} tokens at most",
             ) from error
-        # Most decisions have the prompt of the last one, and a robot at rest its state.
-        self._text = lru_cache(maxsize=16)(self._encode_text)
+        self._text = prompt_windows(self._prompts.encode, config.max_prompt_tokens)
         self._state_stats = None
         if config.state_in_prompt:
             own = as_trained("state_dim", state_dim, deployment.state_dim, details.state)
@@ -164,26 +163,3 @@ class Pi05Processor(RobotSide):
         """The views that ``images`` has; all, for the check to name one, where too many lack."""
         present = tuple(view for view in self.views if view in images)
         return present if len(self.views) - len(present) <= self._absent_views else self.views
-
-    def _encode_text(self, prompt: str, bins: tuple[int, ...] | None) -> tuple[Array, Array]:
-        """Tokens in their window, zero behind the prompt, and how many there are."""
-        ids = self._prompts.encode(prompt, bins)
-        tokens = np.zeros(self._config.max_prompt_tokens, np.int32)
-        tokens[: len(ids)] = ids
-        length = np.array([len(ids)], np.int32)
-        for value in (tokens, length):
-            value.setflags(write=False)  # they are handed out again
-        return tokens, length
-
-
-def _tokenizer_path(options: ProcessorOptions, details: Details, origin: str) -> Path | None:
-    path = options.tokenizer or details.tokenizer
-    if path is None and details.trained:
-        raise OptionError(
-            "option 'tokenizer'",
-            expected="the path of PaliGemma's SentencePiece model",
-            got=f"none, for an {origin} checkpoint",
-            remedy="set it to paligemma_tokenizer.model of big_vision, or tokenizer.model of "
-            "google/paligemma-3b-pt-224; the checkpoint's folder is looked into too",
-        )
-    return path

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..sentencepieces import Tokenizer
+from ..text import instruction
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,12 +114,7 @@ class PromptEncoder:
         )
 
     def _ids(self, text: str, bins: Sequence[int] | None) -> list[int]:
-        if not isinstance(text, str):
-            raise InputError("prompt", expected="text", got=type(text).__name__)
-        words = clean(text)
-        if not words.strip():
-            raise InputError("prompt", expected="an instruction", got=f"{text!r}, which is empty")
-        encode = self._tokenizer.encode
+        words, encode = instruction(text, clean), self._tokenizer.encode
         if bins is None:
             # The newline that asks for the answer is encoded on its own, as the network saw it.
             return [self._tokenizer.bos, *encode(words), *encode("\n")]

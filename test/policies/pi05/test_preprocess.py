@@ -290,7 +290,7 @@ def test_bad_options(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_tokenizer_larger_than_the_table() -> None:
-    with pytest.raises(OptionError, match="tokenizer 'tiny': expected at most 1000 pieces.*1024"):
+    with pytest.raises(OptionError, match="tokenizer 'tiny': expected at most 1000 ids.*1024"):
         processor(POLICY.config("tiny", vocab=1000))
 
 
