@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "tools")]
 import record_lingbot_goldens as goldens  # noqa: E402
 import toolbox  # noqa: E402
 from parity import lingbot as parity  # noqa: E402
-from true_size_groot import Drawn  # noqa: E402
+from true_size import Drawn, calm  # noqa: E402
 
 from flashrt_core.bench import machine  # noqa: E402
 from flashrt_core.devices import REFERENCE_CUDA, open_device  # noqa: E402
@@ -120,7 +120,7 @@ def main() -> int:
     toolbox.require_packages(PACKAGES, "install what tools/record_lingbot_goldens.py names")
     place = "cpu" if options.device == "cpu" else "cuda"
     case = parity.Case("true", 2, options.chunks, preset="tiny" if options.narrow else "base")
-    source = Drawn(POLICY.tensors(case.config), place)
+    source = Drawn(POLICY.tensors(case.config), place, calm)
     policy = goldens.build(case, source, "bfloat16", place)
     official = goldens.episode(case, policy)
     del policy

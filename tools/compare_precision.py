@@ -32,10 +32,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(ROOT / "tools")]
 
-import compare_true_size as true_size  # noqa: E402
 import toolbox  # noqa: E402
-from compare_true_size import Array, Decision, Drawn  # noqa: E402
-from parity import case as parity  # noqa: E402
+import true_size  # noqa: E402
+import true_size_pi05 as policy  # noqa: E402
+from true_size import Array, Drawn  # noqa: E402
+from true_size_pi05 import Decision  # noqa: E402
 
 from flashrt_core.bench import machine  # noqa: E402
 from flashrt_core.devices import open_device  # noqa: E402
@@ -68,7 +69,7 @@ def stages(
 ) -> Outputs:
     """Our stages in bfloat16."""
     opened = open_device(device)
-    actions, cache = true_size.run_stages(config, source, decisions, "bf16", opened, "kv")
+    actions, cache = policy.run_stages(config, source, decisions, "bf16", opened, "kv")
     cache = cache[:, :, :, : cache.shape[3] - config.horizon]  # the chunk's own rows stand last
     return {"actions": actions, "keys": cache[:, :, 0], "values": cache[:, :, 1]}
 
@@ -106,7 +107,7 @@ def lerobot(
 
         network.forward = watched
 
-    actions = true_size.run_lerobot(config, source, decisions, "bfloat16", place, watch)
+    actions = policy.run_lerobot(config, source, decisions, "bfloat16", place, watch)
     keys, values = (np.stack(part) for part in zip(*caches, strict=True))
     return {"actions": actions, "keys": keys, "values": values}
 
@@ -177,15 +178,13 @@ def main() -> int:
     true_size.require_place(options.place)
     if options.place == "cuda":  # the gates are about it: without it none would fail
         toolbox.require_gpu(f"compare at the golden sizes with {true_size.WITHOUT_GPU}")
-    sizes = parity.SIZES if options.narrow else {}
-    shape = {"horizon": options.horizon, "prompt_buckets": (options.tokens,)}
-    config = replace(POLICY.config("base", **{**sizes, **shape}), numerics=PROFILES["lerobot"])
+    config = replace(policy.base_config(options), numerics=PROFILES["lerobot"])
     specs = POLICY.tensors(config)
-    decisions = true_size.draw_decisions(config, options)
+    decisions = policy.draw_decisions(config, options)
     found, gates = {}, []
     for kind in options.weights or WEIGHTS:
         print(f"{kind} weights", flush=True)
-        drawn = Drawn(specs, options.place)
+        drawn = Drawn(specs, options.place, policy.spread)
         source = drawn if kind == "gaussian" else OutlierWeights(0, drawn, specs)
         found[kind] = measure(config, source, decisions, options.place)
         gates += list(judge(kind, found[kind]))

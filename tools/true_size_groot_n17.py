@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,58 +12,23 @@ import numpy as np
 import toolbox
 import torch
 from parity import groot as parity
-from torch import Tensor
+from true_size import Array, calm, draw_images, stage_results
 
 from flashrt_core.devices import Device
 from flashrt_core.policies.groot_n17 import POLICY, GrootConfig
 from flashrt_core.policies.groot_n17.numerics import PROFILES
 from flashrt_core.policies.groot_n17.reference import Reference
-from flashrt_core.tensors import TensorSource, TensorSpec
+from flashrt_core.tensors import TensorSource
 
-__all__ = ["POLICY", "PROFILES"]
+__all__ = ["POLICY", "PROFILES", "spread"]
+
+spread = calm
 
 #: Rows of a chunk.
 HORIZON = 40
 PACKAGES = (*toolbox.LEROBOT, "diffusers", "tree")
-Array = np.ndarray[Any, Any]
 #: Ids of Qwen's chat: in front of the images, an image's row and marks, behind the instruction.
 _LEAD, _IMAGE, _MARKS, _BEHIND = (151644, 872, 198), 151655, (151652, 151653), (151645, 198)
-
-
-#: What a tensor's deviation is multiplied by, by the end of its name.
-_CALM = {
-    "attn1.to_q.weight": 0.5,
-    "attn1.to_out.0.weight": 0.5,
-    "ff.net.2.weight": 0.5,
-    "qkv.weight": 0.8,
-}
-
-
-class Drawn:
-    """Random weights drawn where they are used; a tensor source. Equal names give equal values.
-
-    Means and deviations are those of the random stand-in, but for the branches of the head and its
-    queries, which are calmer: a network that amplifies rounding noise would compare noise only.
-    """
-
-    digest = "drawn"
-
-    def __init__(self, specs: dict[str, TensorSpec], place: str) -> None:
-        self._specs = specs
-        self._place = place
-
-    def names(self) -> Iterable[str]:
-        """All tensor names."""
-        return self._specs
-
-    def get(self, name: str) -> Tensor:
-        """A new float32 tensor."""
-        spec = self._specs[name]
-        generator = torch.Generator(self._place)
-        generator.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little"))
-        values = torch.randn(spec.shape, generator=generator, device=self._place)
-        calm = next((share for end, share in _CALM.items() if name.endswith(end)), 1.0)
-        return values.mul_(spec.std * calm).add_(spec.mean)
 
 
 @dataclass(frozen=True)
@@ -103,7 +67,7 @@ def base_config(options: argparse.Namespace) -> GrootConfig:
 def draw_decisions(config: GrootConfig, options: argparse.Namespace) -> list[Decision]:
     """Random scenes: coarse blocks with grain, random words."""
     draw = np.random.default_rng(1)
-    side, narrow = config.image_size, options.narrow
+    narrow = options.narrow
     lead = parity.CHAT if narrow else _LEAD
     marks = (parity.VISION_START, parity.VISION_END) if narrow else _MARKS
     row = parity.IMAGE if narrow else _IMAGE
@@ -117,10 +81,8 @@ def draw_decisions(config: GrootConfig, options: argparse.Namespace) -> list[Dec
         )
     decisions = []
     for _ in range(options.decisions):
-        images = {}
-        for view in POLICY.slots[: options.views]:
-            blocks = draw.integers(0, 200, (8, 8, 3)).repeat(side // 8, 0).repeat(side // 8, 1)
-            images[view] = (blocks + draw.integers(0, 56, (side, side, 3))).astype(np.uint8)
+        views = POLICY.slots[: options.views]
+        images = draw_images(draw, views, config.image_size, blocks=8)
         text = [*draw.integers(4, min(row, config.vocab) - 8, words).tolist(), *behind]
         whole = [marks[0], *[row] * config.view_tokens, marks[1]]
         decisions.append(
@@ -175,8 +137,6 @@ def run_stages(
     *watched: str,
 ) -> list[Array]:
     """[decisions, H, 132] of our stages on a device, then what they leave in watched buffers."""
-    from compare_true_size import stage_results
-
     return stage_results(
         POLICY,
         config,
