@@ -164,12 +164,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_precision(
-    value: str | Path, sites: Mapping[str, Site], presets: Mapping[str, Mapping[str, Any]]
+    value: str | Path | Precision,
+    sites: Mapping[str, Site],
+    presets: Mapping[str, Mapping[str, Any]],
 ) -> Precision:
     """The plan that an option names.
 
     Args:
-        value: a preset's name, or the path of a YAML table like the presets.
+        value: a preset's name, or the path of a YAML table like the presets; a plan is itself.
         sites: the policy's, by name.
         presets: name -> table: ``base`` and ``sites``, a mapping of site patterns to formats of
             which later lines win.
@@ -177,6 +179,8 @@ def read_precision(
     Raises:
         OptionError: no such preset or file, not such a table, or a plan that no site can have.
     """
+    if isinstance(value, Precision):
+        return value
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
     if text in presets:
         return _parse(presets[text], f"preset {text!r}", sites)

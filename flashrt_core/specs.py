@@ -162,6 +162,12 @@ class RegionSpec:
         """The region that is all of ``buffer``."""
         return cls(name or buffer.name, buffer.name, 0, buffer.nbytes, doc=doc)
 
+    @classmethod
+    def first(cls, buffer: BufferSpec, count: int, doc: str = "") -> RegionSpec:
+        """The region that is its first ``count`` rows, of its outermost dimension."""
+        row = buffer.nbytes // buffer.shape[0]
+        return cls(buffer.name, buffer.name, 0, row * count, doc=doc)
+
     @property
     def nbytes(self) -> int:
         """Bytes a capsule needs for it."""

@@ -1,14 +1,34 @@
-"""The buffers of a policy's dense products, as its stages ask for them."""
+"""A policy's dense products: sites that many have, and buffers as its stages ask for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
+from typing import Any, TypedDict
 
 from torch import Tensor
 
 from ..precision import Format, Site
+
+#: A product of op ``linear``, which is the library's; kernels of the others multiply rows.
+library_site = partial(Site, rows_scaled=False)
+
+#: Those of an image tower.
+TOWER: Mapping[str, Site] = {
+    # Pixels come as bytes: quantised once more they would lose half of their levels, for 0.1 % of
+    # the work.
+    "vision.patch": library_site(
+        "vision.patch_weight", "vision_patches", formats=(Format.W8A16, Format.I8A16)
+    ),
+    "vision.qkv": library_site("vision.qkv_weight", "vision_normal"),
+    "vision.out": library_site("vision.out_weight", "vision_mixed"),
+    "vision.fc1": library_site("vision.fc1_weight", "vision_normal"),
+    "vision.fc2": library_site("vision.fc2_weight", "vision_hidden"),
+}
+
+#: The plans without quantised products, as a YAML table would say them.
+WIDE: Mapping[str, Mapping[str, Any]] = {"fp32": {"base": "fp32"}, "bf16": {"base": "bf16"}}
 
 
 class Scales(TypedDict):

@@ -10,6 +10,9 @@ from torch import Tensor
 from ..kernels.quantised import quantise_rows, quantise_runs, quantise_whole
 from ..tensors import TensorSource, TensorSpec
 
+#: What a product or a norm has.
+KINDS = ("weight", "bias")
+
 
 def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> tuple[str, TensorSpec]:
     """A weight whose stand-in multiplies the size of what it takes by ``gain``."""
@@ -39,6 +42,48 @@ def stack_rows(
 ) -> None:
     """Writes the tensors below each other into a buffer, or into its layer."""
     fill(buffers, target, torch.cat([source.get(name) for name in names]), layer)
+
+
+def stack_both(
+    buffers: Mapping[str, Tensor],
+    target: str,
+    layer: int | None,
+    source: TensorSource,
+    names: Iterable[str],
+) -> None:
+    """Weights below each other, and biases likewise; ``names`` are in front of both."""
+    parts = tuple(names)
+    for kind in KINDS:
+        rows = (f"{name}.{kind}" for name in parts)
+        stack_rows(buffers, f"{target}_{kind}", layer, source, rows)
+
+
+def copy_parts(
+    buffers: Mapping[str, Tensor],
+    group: str,
+    layer: int | None,
+    source: TensorSource,
+    name: str,
+    parts: Mapping[str, str],
+) -> None:
+    """Weights and biases of parts of a group, from the tensors called ``name`` and their own."""
+    for part, origin in parts.items():
+        for kind in KINDS:
+            tensor = source.get(f"{name}{origin}.{kind}")
+            fill(buffers, f"{group}.{part}_{kind}", tensor, layer)
+
+
+def pack_gated_layer(
+    buffers: Mapping[str, Tensor], group: str, layer: int, source: TensorSource, name: str
+) -> None:
+    """The products of a layer as Transformers names those of Gemma, Qwen and others."""
+    rows = (f"{name}self_attn.{part}_proj.weight" for part in "qkv")
+    stack_rows(buffers, f"{group}.qkv_weight", layer, source, rows)
+    fill(buffers, f"{group}.out_weight", source.get(f"{name}self_attn.o_proj.weight"), layer)
+    for first, part in enumerate(("gate", "up")):
+        weight = source.get(f"{name}mlp.{part}_proj.weight")
+        fill(buffers, f"{group}.gate_up_weight", weight, layer, slice(first, None, 2))
+    fill(buffers, f"{group}.down_weight", source.get(f"{name}mlp.down_proj.weight"), layer)
 
 
 def fill(

@@ -22,20 +22,22 @@ from ...contract import (
 )
 from ...errors import ContractError
 from ...precision import Precision
-from ..plan_buffers import quantised, scratch
+from ..plan_buffers import (
+    affine,
+    gated_layers,
+    product,
+    quantised,
+    require_order,
+    scratch,
+    static,
+    tower_layers,
+)
 from ..windows import STATE, guidance_inputs, image_input, inputs, outputs, window_buffers
 from .config import SLOTS, GrootConfig
 from .layout import marks
 from .sites import SITES, make_precision
 
 _F32 = DType.F32
-
-
-def make_shapes(config: GrootConfig, views: int) -> tuple[ShapeKey, ...]:
-    """One shape a prompt bucket, for that many cameras."""
-    return tuple(
-        ShapeKey(views, bucket, config.horizon, config.steps) for bucket in config.prompt_buckets
-    )
 
 
 def make_contract(
@@ -81,10 +83,7 @@ def make_contract(
 
 
 def _check_fit(config: GrootConfig, shapes: tuple[ShapeKey, ...], views: tuple[str, ...]) -> None:
-    if not views or [slot for slot in SLOTS if slot in views] != list(views):
-        raise ContractError(
-            "views of policy 'groot_n17'", expected=f"in the order of {SLOTS}", got=views
-        )
+    require_order("groot_n17", views, SLOTS)
     least = marks(config, len(views)) + 1
     for shape in shapes:
         fits = least < shape.prompt_tokens <= config.max_prompt_tokens
@@ -105,93 +104,61 @@ def _static_buffers(config: GrootConfig, dtype: DType, views: int) -> Iterator[B
     yield from _head_buffers(config, dtype)
 
 
-def _static(name: str, *shape: int, dtype: DType, doc: str = "") -> BufferSpec:
-    return BufferSpec(name, shape, dtype, Role.STATIC, doc)
-
-
-def _affine(name: str, *shape: int) -> Iterator[BufferSpec]:
-    for kind in ("weight", "bias"):
-        yield _static(f"{name}_{kind}", *shape, dtype=_F32)
-
-
-def _dense(
-    name: str, *layers: int, out: int, into: int, dtype: DType, stream: bool = False
-) -> Iterator[BufferSpec]:
-    """Weight and bias of a product; one that ends in a float32 stream has a bias of that format."""
-    yield _static(f"{name}_weight", *layers, out, into, dtype=dtype)
-    yield _static(f"{name}_bias", *layers, out, dtype=_F32 if stream else dtype)
-
-
 def _vision_buffers(config: GrootConfig, dtype: DType, views: int) -> Iterator[BufferSpec]:
-    static, product = partial(_static, dtype=dtype), partial(_dense, dtype=dtype)
+    wide, dense = partial(static, dtype=dtype), partial(product, dtype=dtype)
     vision, width = config.vision, config.text.width
-    L, D, F, M = vision.depth, vision.width, vision.ffn, config.merged
-    yield static("vision.patch_weight", D, config.patch_dim, doc="columns: channel, y, x")
-    yield static("vision.patch_bias", D, dtype=_F32)
-    yield static("vision.position", config.view_patches, D, dtype=_F32)
+    D, M = vision.width, config.merged
+    yield wide("vision.patch_weight", D, config.patch_dim, doc="columns: channel, y, x")
+    yield static("vision.patch_bias", D)
+    yield static("vision.position", config.view_patches, D)
     rope = (views * config.view_patches, vision.head_dim)
-    yield static("vision.rope", *rope, dtype=_F32, doc="cosines, then sines")
-    for norm in ("norm1", "norm2"):
-        yield from _affine(f"vision.{norm}", L, D)
-    yield from product("vision.qkv", L, out=3 * D, into=D)
-    yield from product("vision.out", L, out=D, into=D, stream=True)
-    yield from product("vision.fc1", L, out=F, into=D)
-    yield from product("vision.fc2", L, out=D, into=F, stream=True)
+    yield static("vision.rope", *rope, doc="cosines, then sines")
+    yield from tower_layers("vision", vision.depth, D, vision.ffn, dtype)
     count = len(vision.features)
-    yield from _affine("merger.norm", D)
-    yield from product("merger.fc1", out=M, into=M)
-    yield from product("merger.fc2", out=width, into=M)
-    yield from _affine("features.norm", count, M)
-    yield from product("features.fc1", count, out=M, into=M)
-    yield from product("features.fc2", count, out=width, into=M)
+    yield from affine("merger.norm", D)
+    yield from dense("merger.fc1", out=M, into=M)
+    yield from dense("merger.fc2", out=width, into=M)
+    yield from affine("features.norm", count, M)
+    yield from dense("features.fc1", count, out=M, into=M)
+    yield from dense("features.fc2", count, out=width, into=M)
 
 
 def _context_buffers(config: GrootConfig, dtype: DType, views: int) -> Iterator[BufferSpec]:
-    static, product = partial(_static, dtype=dtype), partial(_dense, dtype=dtype)
     text, adapter, rows = config.text, config.adapter, _rows(config, views)
     L, D = text.depth, text.width
-    yield static("text.embedding", config.vocab, D)
-    yield static("text.rope", rows, text.head_dim, dtype=_F32, doc="cosines, then sines")
+    yield static("text.embedding", config.vocab, D, dtype=dtype)
+    yield static("text.rope", rows, text.head_dim, doc="cosines, then sines")
     for norm in ("norm1", "norm2"):
-        yield static(f"text.{norm}_weight", L, D, dtype=_F32, doc="gain is 1 + w")
+        yield static(f"text.{norm}_weight", L, D, doc="gain is 1 + w")
     for norm in ("q_norm", "k_norm"):
-        yield static(f"text.{norm}", L, text.head_dim, dtype=_F32, doc="gain of a head")
-    merged = text.q_width + 2 * text.kv_width
-    yield static("text.qkv_weight", L, merged, D, doc="rows q|k|v")
-    yield static("text.out_weight", L, D, text.q_width)
-    yield static("text.gate_up_weight", L, 2 * text.ffn, D, doc="gate and up rows alternate")
-    yield static("text.down_weight", L, D, text.ffn)
-    yield from _affine("adapter.norm", D)
-    for norm in ("norm1", "norm2"):
-        yield from _affine(f"adapter.{norm}", adapter.depth, D)
-    yield from product("adapter.qkv", adapter.depth, out=3 * D, into=D)
-    yield from product("adapter.out", adapter.depth, out=D, into=D, stream=True)
-    yield from product("adapter.fc1", adapter.depth, out=adapter.ffn, into=D)
-    yield from product("adapter.fc2", adapter.depth, out=D, into=adapter.ffn, stream=True)
+        yield static(f"text.{norm}", L, text.head_dim, doc="gain of a head")
+    yield from gated_layers("text", L, text, dtype)
+    yield from affine("adapter.norm", D)
+    yield from tower_layers("adapter", adapter.depth, D, adapter.ffn, dtype)
 
 
 def _head_buffers(config: GrootConfig, dtype: DType) -> Iterator[BufferSpec]:
-    static, product = partial(_static, dtype=dtype), partial(_dense, dtype=dtype)
+    wide, dense = partial(static, dtype=dtype), partial(product, dtype=dtype)
     head, W, D = config.head, config.head.width, config.text.width
-    yield from product("head.text_kv", out=2 * head.text_blocks * W, into=D)
-    yield from product("head.image_kv", out=2 * head.image_blocks * W, into=D)
-    yield from product("head.q", head.text_blocks + head.image_blocks, out=W, into=W)
-    yield from product("head.qkv", head.self_blocks, out=3 * W, into=W)
-    yield from product("head.out", head.depth, out=W, into=W)
-    yield from product("head.fc1", head.depth, out=head.ffn, into=W)
-    yield from product("head.fc2", head.depth, out=W, into=head.ffn)
+    yield from dense("head.text_kv", out=2 * head.text_blocks * W, into=D)
+    yield from dense("head.image_kv", out=2 * head.image_blocks * W, into=D)
+    yield from dense("head.q", head.text_blocks + head.image_blocks, out=W, into=W)
+    yield from dense("head.qkv", head.self_blocks, out=3 * W, into=W)
+    yield from dense("head.out", head.depth, out=W, into=W)
+    yield from dense("head.fc1", head.depth, out=head.ffn, into=W)
+    yield from dense("head.fc2", head.depth, out=W, into=head.ffn)
     table = (config.steps, config.norms, 2, W)
-    yield static("head.modulation", *table, dtype=_F32, doc="gain and shift a step and norm")
-    yield static("head.state_in_weight", head.hidden, config.state_width, dtype=_F32)
-    yield static("head.state_in_bias", head.hidden, dtype=_F32)
-    yield from product("head.state_out", out=W, into=head.hidden)
-    yield static("head.action_in_weight", W, config.action_dim, dtype=_F32)
-    yield static("head.action_in_bias", config.steps, W, dtype=_F32, doc="of each step")
-    yield from product("head.action_mix", out=W, into=W)
-    yield static("head.position", config.horizon, W)
-    yield from product("head.exit", out=head.hidden, into=W)
-    yield static("head.action_out_weight", config.action_dim, head.hidden, dtype=_F32)
-    yield static("head.action_out_bias", config.action_dim, dtype=_F32)
+    yield static("head.modulation", *table, doc="gain and shift a step and norm")
+    yield static("head.state_in_weight", head.hidden, config.state_width)
+    yield static("head.state_in_bias", head.hidden)
+    yield from dense("head.state_out", out=W, into=head.hidden)
+    yield static("head.action_in_weight", W, config.action_dim)
+    yield static("head.action_in_bias", config.steps, W, doc="of each step")
+    yield from dense("head.action_mix", out=W, into=W)
+    yield wide("head.position", config.horizon, W)
+    yield from dense("head.exit", out=head.hidden, into=W)
+    yield static("head.action_out_weight", config.action_dim, head.hidden)
+    yield static("head.action_out_bias", config.action_dim)
 
 
 def _rows(config: GrootConfig, views: int) -> int:
@@ -317,9 +284,7 @@ def _regions(buffers: tuple[BufferSpec, ...], shape: ShapeKey) -> tuple[RegionSp
 
     def bucket(name: str, doc: str) -> RegionSpec:
         """The rows of the shape's bucket."""
-        spec = known[name]
-        row = spec.nbytes // spec.shape[0]
-        return RegionSpec(name, name, 0, row * shape.prompt_tokens, doc=doc)
+        return RegionSpec.first(known[name], shape.prompt_tokens, doc)
 
     return (
         bucket("text_kv", "keys and values of the text rows"),

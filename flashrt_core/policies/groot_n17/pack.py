@@ -8,13 +8,12 @@ multiplies matrices that follow each other without anything between, in float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...tensors import TensorSource
-from ..packing import fill, stack_rows
+from ..packing import KINDS, copy_parts, fill, pack_gated_layer, stack_both
 from .config import GrootConfig
 from .tables import (
     ACTION,
@@ -28,7 +27,6 @@ from .tables import (
 from .weights import ADAPTER, BLOCKS, TEXT, VISION
 
 Buffers = Mapping[str, Tensor]
-_KINDS = ("weight", "bias")
 
 
 def pack(config: GrootConfig, source: TensorSource, buffers: Buffers) -> None:
@@ -67,12 +65,12 @@ def _pack_vision(config: GrootConfig, source: TensorSource, buffers: Buffers) ->
         "fc2": "mlp.linear_fc2",
     }
     for layer in range(config.vision.depth):
-        _copy(source, buffers, "vision", f"{VISION}blocks.{layer}.", layers, layer)
+        copy_parts(buffers, "vision", layer, source, f"{VISION}blocks.{layer}.", layers)
     parts = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
-    _copy(source, buffers, "merger", f"{VISION}merger.", parts)
+    copy_parts(buffers, "merger", None, source, f"{VISION}merger.", parts)
     for index in range(len(config.vision.features)):
         name = f"{VISION}deepstack_merger_list.{index}."
-        _copy(source, buffers, "features", name, parts, index)
+        copy_parts(buffers, "features", index, source, name, parts)
 
 
 def _pack_text(config: GrootConfig, source: TensorSource, buffers: Buffers) -> None:
@@ -86,13 +84,7 @@ def _pack_text(config: GrootConfig, source: TensorSource, buffers: Buffers) -> N
         for part in "qk":
             gain = source.get(f"{name}self_attn.{part}_norm.weight")
             buffers[f"text.{part}_norm"][layer].copy_(gain)
-        rows = (f"{name}self_attn.{part}_proj.weight" for part in "qkv")
-        stack_rows(buffers, "text.qkv_weight", layer, source, rows)
-        fill(buffers, "text.out_weight", source.get(f"{name}self_attn.o_proj.weight"), layer)
-        for first, part in enumerate(("gate", "up")):
-            weight = source.get(f"{name}mlp.{part}_proj.weight")
-            fill(buffers, "text.gate_up_weight", weight, layer, slice(first, None, 2))
-        fill(buffers, "text.down_weight", source.get(f"{name}mlp.down_proj.weight"), layer)
+        pack_gated_layer(buffers, "text", layer, source, name)
 
 
 def fill_rope(config: GrootConfig, buffers: Buffers) -> None:
@@ -103,14 +95,13 @@ def fill_rope(config: GrootConfig, buffers: Buffers) -> None:
 
 
 def _pack_adapter(config: GrootConfig, source: TensorSource, buffers: Buffers) -> None:
-    _copy(source, buffers, "adapter", ACTION, {"norm": "vlln"})
+    copy_parts(buffers, "adapter", None, source, ACTION, {"norm": "vlln"})
     layers = {"norm1": "norm1", "norm2": "norm3", **_BEHIND}
     for layer in range(config.adapter.depth):
         name = f"{ADAPTER}{layer}."
-        _copy(source, buffers, "adapter", name, layers, layer)
-        for kind in _KINDS:
-            rows = (f"{name}attn1.to_{part}.{kind}" for part in "qkv")
-            stack_rows(buffers, f"adapter.qkv_{kind}", layer, source, rows)
+        copy_parts(buffers, "adapter", layer, source, name, layers)
+        rows = (f"{name}attn1.to_{part}" for part in "qkv")
+        stack_both(buffers, "adapter.qkv", layer, source, rows)
 
 
 _BEHIND = {"out": "attn1.to_out.0", "fc1": "ff.net.0.proj", "fc2": "ff.net.2"}
@@ -121,19 +112,13 @@ def _pack_head(config: GrootConfig, source: TensorSource, buffers: Buffers) -> N
     blocks = range(config.head.depth)
     for block in blocks:
         name = f"{BLOCKS}{block}."
-        _copy(source, buffers, "head", name, _BEHIND, block)
+        copy_parts(buffers, "head", block, source, name, _BEHIND)
         parts, target = ("qkv", "head.qkv") if block % 2 else ("q", "head.q")
-        for kind in _KINDS:
-            rows = (f"{name}attn1.to_{part}.{kind}" for part in parts)
-            stack_rows(buffers, f"{target}_{kind}", block // 2, source, rows)
+        rows = (f"{name}attn1.to_{part}" for part in parts)
+        stack_both(buffers, target, block // 2, source, rows)
     for target, first in (("head.text_kv", 0), ("head.image_kv", 2)):
-        for kind in _KINDS:
-            rows = (
-                f"{BLOCKS}{block}.attn1.to_{part}.{kind}"
-                for block in blocks[first::4]
-                for part in "kv"
-            )
-            stack_rows(buffers, f"{target}_{kind}", None, source, rows)
+        rows = (f"{BLOCKS}{block}.attn1.to_{part}" for block in blocks[first::4] for part in "kv")
+        stack_both(buffers, target, None, source, rows)
 
 
 def _pack_projections(config: GrootConfig, source: TensorSource, buffers: Buffers) -> None:
@@ -157,24 +142,9 @@ def _pack_projections(config: GrootConfig, source: TensorSource, buffers: Buffer
     buffers["head.position"].copy_(table[: config.horizon])
     # Nor between the transformer's last projection and the decoder's first.
     decoder = slot("action_decoder.layer1.W").t()
-    weight, bias = (source.get(f"{MODEL}proj_out_2.{kind}").float() for kind in _KINDS)
+    weight, bias = (source.get(f"{MODEL}proj_out_2.{kind}").float() for kind in KINDS)
     buffers["head.exit_weight"].copy_(decoder @ weight)
     buffers["head.exit_bias"].copy_(decoder @ bias + slot("action_decoder.layer1.b"))
     # The other sign: a velocity from the action to the noise (see the action stage).
     buffers["head.action_out_weight"].copy_(-slot("action_decoder.layer2.W").t())
     buffers["head.action_out_bias"].copy_(-slot("action_decoder.layer2.b"))
-
-
-def _copy(
-    source: TensorSource,
-    buffers: Buffers,
-    group: str,
-    name: str,
-    parts: Mapping[str, str],
-    layer: int | None = None,
-) -> None:
-    """Weights and biases of parts of a group, from the tensors called ``name`` and their own."""
-    put = partial(fill, buffers, layer=layer)
-    for part, origin in parts.items():
-        for kind in _KINDS:
-            put(f"{group}.{part}_{kind}", source.get(f"{name}{origin}.{kind}"))

@@ -10,49 +10,37 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ...precision import Format, Precision, Site, read_precision
-from ..dense import site_buffers
+from ...precision import Precision, Site, read_precision
+from ..dense import TOWER, WIDE, library_site, site_buffers
 
 _CONTEXT, _TEXT = "context_length", "text_length"
 
-# Products of op ``linear`` are the library's; the others have a kernel that multiplies rows.
-_LIBRARY = partial(Site, rows_scaled=False)
-
 SITES: Mapping[str, Site] = {
-    # Pixels come as bytes: quantised once more they would lose half of their levels, for 0.1 % of
-    # the work.
-    "vision.patch": _LIBRARY(
-        "vision.patch_weight", "vision_patches", formats=(Format.W8A16, Format.I8A16)
-    ),
-    "vision.qkv": _LIBRARY("vision.qkv_weight", "vision_normal"),
-    "vision.out": _LIBRARY("vision.out_weight", "vision_mixed"),
-    "vision.fc1": _LIBRARY("vision.fc1_weight", "vision_normal"),
-    "vision.fc2": _LIBRARY("vision.fc2_weight", "vision_hidden"),
-    "merger.fc1": _LIBRARY("merger.fc1_weight", "merger_normal"),
-    "merger.fc2": _LIBRARY("merger.fc2_weight", "merger_hidden"),
-    "features.fc1": _LIBRARY("features.fc1_weight", "merger_normal"),
-    "features.fc2": _LIBRARY("features.fc2_weight", "merger_hidden"),
-    "text.qkv": _LIBRARY("text.qkv_weight", "text_normal", _CONTEXT),
-    "text.out": _LIBRARY("text.out_weight", "text_mixed", _CONTEXT),
+    **TOWER,
+    "merger.fc1": library_site("merger.fc1_weight", "merger_normal"),
+    "merger.fc2": library_site("merger.fc2_weight", "merger_hidden"),
+    "features.fc1": library_site("features.fc1_weight", "merger_normal"),
+    "features.fc2": library_site("features.fc2_weight", "merger_hidden"),
+    "text.qkv": library_site("text.qkv_weight", "text_normal", _CONTEXT),
+    "text.out": library_site("text.out_weight", "text_mixed", _CONTEXT),
     "text.gate_up": Site("text.gate_up_weight", "text_normal", _CONTEXT),
-    "text.down": _LIBRARY("text.down_weight", "text_hidden", _CONTEXT),
-    "adapter.qkv": _LIBRARY("adapter.qkv_weight", "adapter_normal", _CONTEXT),
-    "adapter.out": _LIBRARY("adapter.out_weight", "adapter_mixed", _CONTEXT),
-    "adapter.fc1": _LIBRARY("adapter.fc1_weight", "adapter_normal", _CONTEXT),
-    "adapter.fc2": _LIBRARY("adapter.fc2_weight", "adapter_hidden", _CONTEXT),
-    "head.text_kv": _LIBRARY("head.text_kv_weight", "adapter_text", _TEXT),
-    "head.image_kv": _LIBRARY("head.image_kv_weight", "adapter_images"),
+    "text.down": library_site("text.down_weight", "text_hidden", _CONTEXT),
+    "adapter.qkv": library_site("adapter.qkv_weight", "adapter_normal", _CONTEXT),
+    "adapter.out": library_site("adapter.out_weight", "adapter_mixed", _CONTEXT),
+    "adapter.fc1": library_site("adapter.fc1_weight", "adapter_normal", _CONTEXT),
+    "adapter.fc2": library_site("adapter.fc2_weight", "adapter_hidden", _CONTEXT),
+    "head.text_kv": library_site("head.text_kv_weight", "adapter_text", _TEXT),
+    "head.image_kv": library_site("head.image_kv_weight", "adapter_images"),
     "head.q": Site("head.q_weight"),
     "head.qkv": Site("head.qkv_weight"),
-    "head.out": _LIBRARY("head.out_weight", "head_mixed"),
+    "head.out": library_site("head.out_weight", "head_mixed"),
     "head.fc1": Site("head.fc1_weight"),
-    "head.fc2": _LIBRARY("head.fc2_weight", "head_hidden"),
+    "head.fc2": library_site("head.fc2_weight", "head_hidden"),
 }
 
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
-    "fp32": {"base": "fp32"},
-    "bf16": {"base": "bf16"},
+    **WIDE,
     "fp8": {
         "base": "bf16",
         "sites": {
@@ -82,4 +70,4 @@ dense = partial(site_buffers, SITES)
 
 def make_precision(value: Any) -> Precision:
     """A plan by name or path, or as it is; OptionError otherwise."""
-    return value if isinstance(value, Precision) else read_precision(value, SITES, PRECISIONS)
+    return read_precision(value, SITES, PRECISIONS)

@@ -13,8 +13,9 @@ from ...contract import Contract, ShapeKey
 from ...precision import Precision
 from ...weights import TensorSource, TensorSpec
 from ..base import Deployment, Policy, ProcessorOptions
+from ..plan_buffers import bucket_shapes
 from .config import PRESETS, SLOTS, Pi05Config, make_config
-from .contract import make_contract, make_shapes
+from .contract import make_contract
 from .deployment import check_views, read_deployment
 from .measures import MEASURES
 from .preprocess import Pi05Processor
@@ -59,7 +60,7 @@ class Pi05Policy:
 
     def shapes(self, config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
         """One shape a prompt bucket."""
-        return make_shapes(config, views)
+        return bucket_shapes(config, views)
 
     def contract(
         self,

@@ -64,6 +64,11 @@ class GemmaConfig:
         """Width of all query heads."""
         return self.heads * self.head_dim
 
+    @property
+    def kv_width(self) -> int:
+        """Width of the one key head."""
+        return self.head_dim
+
 
 @dataclass(frozen=True)
 class Pi05Config:

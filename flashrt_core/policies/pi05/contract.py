@@ -22,17 +22,18 @@ from ...contract import (
 )
 from ...errors import ContractError
 from ...precision import Precision
-from ..plan_buffers import quantised, scratch
+from ..plan_buffers import (
+    affine,
+    gated_layers,
+    quantised,
+    require_order,
+    scratch,
+    static,
+    tower_layers,
+)
 from ..windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
-from .config import SLOTS, GemmaConfig, Pi05Config
+from .config import SLOTS, Pi05Config
 from .sites import SITES, make_precision
-
-
-def make_shapes(config: Pi05Config, views: int) -> tuple[ShapeKey, ...]:
-    """One shape a prompt bucket, for that many cameras."""
-    return tuple(
-        ShapeKey(views, bucket, config.horizon, config.steps) for bucket in config.prompt_buckets
-    )
 
 
 def make_contract(
@@ -78,10 +79,7 @@ def make_contract(
 
 
 def _check_fit(config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[str, ...]) -> None:
-    if not views or [slot for slot in SLOTS if slot in views] != list(views):
-        raise ContractError(
-            "views of policy 'pi05'", expected=f"in the order of {SLOTS}", got=views
-        )
+    require_order("pi05", views, SLOTS)
     for shape in shapes:
         fits = 0 < shape.views <= len(views) and shape.prompt_tokens <= config.max_prompt_tokens
         if not fits or (shape.horizon, shape.steps) != (config.horizon, config.steps):
@@ -93,56 +91,32 @@ def _check_fit(config: Pi05Config, shapes: tuple[ShapeKey, ...], views: tuple[st
 
 
 def _static_buffers(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
-    def static(name: str, *shape: int, dtype: DType = dtype, doc: str = "") -> BufferSpec:
-        return BufferSpec(name, shape, dtype, Role.STATIC, doc)
+    wide = partial(static, dtype=dtype)
+    vision, trunk, expert = config.vision, config.trunk, config.expert
+    D = vision.width
+    yield wide("vision.patch_weight", D, config.patch_dim, doc="columns: channel, y, x")
+    yield static("vision.patch_bias", D)
+    yield static("vision.position", config.view_tokens, D)
+    yield from tower_layers("vision", vision.depth, D, vision.ffn, dtype)
+    yield from affine("vision.post_norm", D)
+    yield wide("projector.weight", trunk.width, D)
+    yield static("projector.bias", trunk.width)
 
-    f32, vision, trunk, expert = DType.F32, config.vision, config.trunk, config.expert
-    L, D, F = vision.depth, vision.width, vision.ffn
-    yield static("vision.patch_weight", D, config.patch_dim, doc="columns: channel, y, x")
-    # Biases of products that end in the residual stream have its format.
-    yield static("vision.patch_bias", D, dtype=f32)
-    yield static("vision.position", config.view_tokens, D, dtype=f32)
-    for norm in ("norm1", "norm2"):
-        yield static(f"vision.{norm}_weight", L, D, dtype=f32)
-        yield static(f"vision.{norm}_bias", L, D, dtype=f32)
-    for name, out, into in (("qkv", 3 * D, D), ("out", D, D), ("fc1", F, D), ("fc2", D, F)):
-        yield static(f"vision.{name}_weight", L, out, into)
-        yield static(f"vision.{name}_bias", L, out, dtype=f32 if out == D else dtype)
-    yield static("vision.post_norm_weight", D, dtype=f32)
-    yield static("vision.post_norm_bias", D, dtype=f32)
-    yield static("projector.weight", trunk.width, D)
-    yield static("projector.bias", trunk.width, dtype=f32)
-
-    yield static("trunk.embedding", config.vocab, trunk.width)
-    yield static("trunk.rope", rows, trunk.head_dim, dtype=f32, doc="cosines, then sines")
-    yield static("trunk.norm1_weight", trunk.depth, trunk.width, dtype=f32, doc="gain is 1 + w")
+    yield wide("trunk.embedding", config.vocab, trunk.width)
+    yield static("trunk.rope", rows, trunk.head_dim, doc="cosines, then sines")
+    yield static("trunk.norm1_weight", trunk.depth, trunk.width, doc="gain is 1 + w")
     last = (2 * trunk.head_dim, trunk.width)
-    yield static("trunk.last_kv_weight", *last, doc="last layer: keys and values only")
+    yield wide("trunk.last_kv_weight", *last, doc="last layer: keys and values only")
     if trunk.depth > 1:
-        yield static("trunk.norm2_weight", trunk.depth - 1, trunk.width, dtype=f32)
-        yield from _gemma_weights("trunk", trunk, trunk.depth - 1, dtype)
-    yield from _gemma_weights("expert", expert, expert.depth, dtype)
+        yield static("trunk.norm2_weight", trunk.depth - 1, trunk.width)
+        yield from gated_layers("trunk", trunk.depth - 1, trunk, dtype)
+    yield from gated_layers("expert", expert.depth, expert, dtype)
     table = (config.steps, config.norms, 3, expert.width)
-    yield static("expert.modulation", *table, dtype=f32, doc="scale, shift, gate a step and norm")
-    yield static("expert.action_in_weight", expert.width, config.action_dim, dtype=f32)
-    yield static("expert.action_in_bias", expert.width, dtype=f32)
-    yield static("expert.action_out_weight", config.action_dim, expert.width, dtype=f32)
-    yield static("expert.action_out_bias", config.action_dim, dtype=f32)
-
-
-def _gemma_weights(
-    group: str, sizes: GemmaConfig, layers: int, dtype: DType
-) -> Iterator[BufferSpec]:
-    shapes = {
-        "qkv": (sizes.q_width + 2 * sizes.head_dim, sizes.width),
-        "out": (sizes.width, sizes.q_width),
-        "gate_up": (2 * sizes.ffn, sizes.width),
-        "down": (sizes.width, sizes.ffn),
-    }
-    docs = {"qkv": "rows q|k|v", "gate_up": "gate and up rows alternate"}
-    for name, shape in shapes.items():
-        doc = docs.get(name, "")
-        yield BufferSpec(f"{group}.{name}_weight", (layers, *shape), dtype, Role.STATIC, doc)
+    yield static("expert.modulation", *table, doc="scale, shift, gate a step and norm")
+    yield static("expert.action_in_weight", expert.width, config.action_dim)
+    yield static("expert.action_in_bias", expert.width)
+    yield static("expert.action_out_weight", config.action_dim, expert.width)
+    yield static("expert.action_out_bias", config.action_dim)
 
 
 def _state(config: Pi05Config, dtype: DType, rows: int) -> Iterator[BufferSpec]:
@@ -228,7 +202,7 @@ def _regions(
 ) -> tuple[RegionSpec, ...]:
     """What a capsule holds at the boundary between ``context`` and ``action``."""
     known = {spec.name: spec for spec in buffers}
-    kv, prompt = known["kv"], known["prompt_embedding"]
+    kv = known["kv"]
     row = config.trunk.head_dim * kv.dtype.itemsize
     prefix = shape.views * config.view_tokens + shape.prompt_tokens
     return (
@@ -241,11 +215,9 @@ def _regions(
             pitch=kv.shape[2] * row,
             doc="prefix rows of K and V in every layer",
         ),
-        RegionSpec(
-            "prompt_embedding",
-            "prompt_embedding",
-            offset=0,
-            row_bytes=shape.prompt_tokens * config.trunk.width * prompt.dtype.itemsize,
+        RegionSpec.first(
+            known["prompt_embedding"],
+            shape.prompt_tokens,
             doc="needed to make the context anew for the next images",
         ),
         RegionSpec.whole(known["expert_rope"]),

@@ -10,30 +10,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ...precision import Format, Precision, Site, read_precision
-from ..dense import site_buffers
+from ...precision import Precision, Site, read_precision
+from ..dense import TOWER, WIDE, library_site, site_buffers
 
 _PREFIX = "prefix_length"
 
-# Products of op ``linear`` are the library's; the others have a kernel that multiplies rows.
-_LIBRARY = partial(Site, rows_scaled=False)
-
 SITES: Mapping[str, Site] = {
-    # Pixels come as bytes: quantised once more they would lose half of their levels, for 0.1 % of
-    # the work.
-    "vision.patch": _LIBRARY(
-        "vision.patch_weight", "vision_patches", formats=(Format.W8A16, Format.I8A16)
-    ),
-    "vision.qkv": _LIBRARY("vision.qkv_weight", "vision_normal"),
-    "vision.out": _LIBRARY("vision.out_weight", "vision_mixed"),
-    "vision.fc1": _LIBRARY("vision.fc1_weight", "vision_normal"),
-    "vision.fc2": _LIBRARY("vision.fc2_weight", "vision_hidden"),
-    "projector": _LIBRARY("projector.weight", "vision_normal"),
-    "prefix.qkv": _LIBRARY("trunk.qkv_weight", "trunk_normal", _PREFIX),
-    "prefix.out": _LIBRARY("trunk.out_weight", "trunk_mixed", _PREFIX),
+    **TOWER,
+    "projector": library_site("projector.weight", "vision_normal"),
+    "prefix.qkv": library_site("trunk.qkv_weight", "trunk_normal", _PREFIX),
+    "prefix.out": library_site("trunk.out_weight", "trunk_mixed", _PREFIX),
     "prefix.gate_up": Site("trunk.gate_up_weight", "trunk_normal", _PREFIX),
-    "prefix.down": _LIBRARY("trunk.down_weight", "trunk_hidden", _PREFIX),
-    "prefix.last_kv": _LIBRARY("trunk.last_kv_weight", "trunk_normal", _PREFIX),
+    "prefix.down": library_site("trunk.down_weight", "trunk_hidden", _PREFIX),
+    "prefix.last_kv": library_site("trunk.last_kv_weight", "trunk_normal", _PREFIX),
     "expert.qkv": Site("expert.qkv_weight"),
     "expert.out": Site("expert.out_weight", "expert_mixed"),
     "expert.gate_up": Site("expert.gate_up_weight"),
@@ -42,8 +31,7 @@ SITES: Mapping[str, Site] = {
 
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
-    "fp32": {"base": "fp32"},
-    "bf16": {"base": "bf16"},
+    **WIDE,
     "fp8": {
         "base": "bf16",
         "sites": {
@@ -65,7 +53,7 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 
 def make_precision(value: Any) -> Precision:
     """A plan by name or path, or as it is; OptionError otherwise."""
-    return value if isinstance(value, Precision) else read_precision(value, SITES, PRECISIONS)
+    return read_precision(value, SITES, PRECISIONS)
 
 
 #: The buffers of a site, from those of the contract, its name and the layer.

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from ...kernels.rope_rows import rope_rows_ref
 from ...tensors import TensorSource, TensorSpec
-from ..packing import dense, fill, layer_norm, matrix, stack_rows
+from ..packing import (
+    KINDS,
+    copy_parts,
+    dense,
+    fill,
+    layer_norm,
+    matrix,
+    pack_gated_layer,
+    stack_both,
+    stack_rows,
+)
 from .config import GemmaConfig, Pi05Config
 from .schedule import fill_modulation, norm_names
 
@@ -148,22 +158,20 @@ def _pack_vision(config: Pi05Config, source: TensorSource, buffers: Mapping[str,
     fill(buffers, "vision.patch_weight", patch)
     buffers["vision.patch_bias"].copy_(source.get(f"{_VISION}embeddings.patch_embedding.bias"))
     buffers["vision.position"].copy_(source.get(f"{_VISION}embeddings.position_embedding.weight"))
+    layers = {
+        "norm1": "layer_norm1",
+        "norm2": "layer_norm2",
+        "out": "self_attn.out_proj",
+        "fc1": "mlp.fc1",
+        "fc2": "mlp.fc2",
+    }
     for layer in range(config.vision.depth):
         name = f"{_VISION}encoder.layers.{layer}."
-        for kind in ("weight", "bias"):
-            parts = (f"{name}self_attn.{part}_proj.{kind}" for part in "qkv")
-            stack_rows(buffers, f"vision.qkv_{kind}", layer, source, parts)
-            for target, origin in (
-                ("norm1", "layer_norm1"),
-                ("norm2", "layer_norm2"),
-                ("out", "self_attn.out_proj"),
-                ("fc1", "mlp.fc1"),
-                ("fc2", "mlp.fc2"),
-            ):
-                tensor = source.get(f"{name}{origin}.{kind}")
-                fill(buffers, f"vision.{target}_{kind}", tensor, layer)
-    for kind in ("weight", "bias"):
-        buffers[f"vision.post_norm_{kind}"].copy_(source.get(f"{_VISION}post_layernorm.{kind}"))
+        rows = (f"{name}self_attn.{part}_proj" for part in "qkv")
+        stack_both(buffers, "vision.qkv", layer, source, rows)
+        copy_parts(buffers, "vision", layer, source, name, layers)
+    copy_parts(buffers, "vision", None, source, _VISION, {"post_norm": "post_layernorm"})
+    for kind in KINDS:
         fill(buffers, f"projector.{kind}", source.get(f"{_PROJECTOR}.{kind}"))
 
 
@@ -184,26 +192,13 @@ def _pack_trunk(config: Pi05Config, source: TensorSource, buffers: Mapping[str, 
             continue
         norm2 = source.get(f"{name}post_attention_layernorm.weight")
         buffers["trunk.norm2_weight"][layer].copy_(norm2)
-        _pack_gemma_layer("trunk", layer, name, source, buffers)
+        pack_gated_layer(buffers, "trunk", layer, source, name)
 
 
 def _pack_expert(config: Pi05Config, source: TensorSource, buffers: Mapping[str, Tensor]) -> None:
     for layer in range(config.expert.depth):
-        _pack_gemma_layer("expert", layer, f"{_EXPERT}layers.{layer}.", source, buffers)
+        pack_gated_layer(buffers, "expert", layer, source, f"{_EXPERT}layers.{layer}.")
     fill_modulation(config, source, buffers["expert.modulation"])
-    for kind in ("weight", "bias"):
+    for kind in KINDS:
         buffers[f"expert.action_in_{kind}"].copy_(source.get(f"action_in_proj.{kind}"))
         buffers[f"expert.action_out_{kind}"].copy_(source.get(f"action_out_proj.{kind}"))
-
-
-def _pack_gemma_layer(
-    group: str, layer: int, name: str, source: TensorSource, buffers: Mapping[str, Tensor]
-) -> None:
-    parts = (f"{name}self_attn.{part}_proj.weight" for part in "qkv")
-    stack_rows(buffers, f"{group}.qkv_weight", layer, source, parts)
-    out = source.get(f"{name}self_attn.o_proj.weight")
-    fill(buffers, f"{group}.out_weight", out, layer)
-    for first, part in enumerate(("gate", "up")):
-        rows = source.get(f"{name}mlp.{part}_proj.weight")
-        fill(buffers, f"{group}.gate_up_weight", rows, layer, slice(first, None, 2))
-    fill(buffers, f"{group}.down_weight", source.get(f"{name}mlp.down_proj.weight"), layer)
