@@ -26,15 +26,14 @@ from ...kernels.add_rows import add_rows
 from ...kernels.attention import attention
 from ...kernels.copy_rows import copy_rows
 from ...kernels.embed_rows import embed_rows
-from ...kernels.glu_linear import glu_linear
 from ...kernels.image_patches import image_patches
 from ...kernels.layer_norm import layer_norm
 from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.offset_count import offset_count
 from ...kernels.op import Lane
-from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_attention import rope_attention
 from ..dense import Dense
+from ..layers import gated_layer, tower_layer
 from ..windows import STATE, image_input
 from .config import SLOTS, GrootConfig
 from .head import head_block
@@ -121,31 +120,26 @@ def merged(
 
 
 def vision_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, views: int) -> None:
-    """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
+    """One layer of the tower; a row sees the rows of its own view only."""
     head_dim = config.vision.head_dim
-    x, merged_qkv = buffers["vision_x"], buffers["vision_qkv"]
     q, k, v = (buffers[f"vision_{part}"] for part in "qkv")
-    qkv, out = (dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out"))
-    _norm(lane, buffers, "vision.norm1", layer, x, qkv, config.eps)
-    linear(
-        lane, qkv.source, qkv.weight, buffers["vision.qkv_bias"][layer], merged_qkv, **qkv.scales
-    )
-    rope_attention(
-        lane,
-        merged_qkv,
-        buffers["vision.rope"],
-        q,
-        k,
-        v,
-        out.source,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        segments=views,
-        out_scale=out.x_scale,
-    )
-    bias = buffers["vision.out_bias"][layer]
-    linear(lane, out.source, out.weight, bias, x, residual=x, **out.scales)
-    _feed_forward(lane, buffers, "vision", layer, x, config.eps)
+
+    def mix(merged_qkv: Tensor, mixed: Tensor, out_scale: Tensor | None) -> None:
+        rope_attention(
+            lane,
+            merged_qkv,
+            buffers["vision.rope"],
+            q,
+            k,
+            v,
+            mixed,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            segments=views,
+            out_scale=out_scale,
+        )
+
+    tower_layer(lane, buffers, dense, "vision", layer, buffers["vision_x"], config.eps, mix)
 
 
 def context(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -> None:
@@ -184,70 +178,50 @@ def context(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) 
 
 def text_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, rows: int) -> None:
     """One causal layer on the residual stream; rows of padding reach no row in use."""
-    sizes = config.text
-    x, merged_qkv, q, k, v = (buffers[f"text_{name}"][:rows] for name in ("x", "qkv", *"qkv"))
-    qkv, out, gate_up, down = (
-        dense(buffers, f"text.{name}", layer) for name in ("qkv", "out", "gate_up", "down")
-    )
-    normal, mixed, hidden = qkv.source[:rows], out.source[:rows], down.source[:rows]
-    gain = buffers["text.norm1_weight"][layer]
-    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=qkv.x_scale)
-    linear(lane, normal, qkv.weight, None, merged_qkv, **qkv.scales)
-    rope_attention(
-        lane,
-        merged_qkv,
-        buffers["text.rope"][:rows],
-        q,
-        k,
-        v,
-        mixed,
-        head_dim=sizes.head_dim,
-        scale=sizes.head_dim**-0.5,
-        q_norm=buffers["text.q_norm"][layer],
-        k_norm=buffers["text.k_norm"][layer],
-        eps=config.eps,
-        causal=True,
-        out_scale=out.x_scale,
-    )
-    linear(lane, mixed, out.weight, None, x, residual=x, **out.scales)
-    gain, normal = buffers["text.norm2_weight"][layer], gate_up.source[:rows]
-    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=gate_up.x_scale)
-    glu_linear(
-        lane,
-        normal,
-        gate_up.weight,
-        hidden,
-        activation="silu",
-        out_scale=down.x_scale,
-        **gate_up.scales,
-    )
-    linear(lane, hidden, down.weight, None, x, residual=x, **down.scales)
+    head_dim = config.text.head_dim
+    x, q, k, v = (buffers[f"text_{name}"][:rows] for name in ("x", *"qkv"))
+
+    def mix(merged_qkv: Tensor, mixed: Tensor, out_scale: Tensor | None) -> None:
+        rope_attention(
+            lane,
+            merged_qkv,
+            buffers["text.rope"][:rows],
+            q,
+            k,
+            v,
+            mixed,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            q_norm=buffers["text.q_norm"][layer],
+            k_norm=buffers["text.k_norm"][layer],
+            eps=config.eps,
+            causal=True,
+            out_scale=out_scale,
+        )
+
+    gated_layer(lane, buffers, dense, "text", layer, x, config.eps, mix, activation="silu")
 
 
 def adapter_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, rows: int) -> None:
-    """x += Attn(LN1(x)); x += MLP(LN2(x)); every row in use sees every other."""
+    """One layer of the adapter; every row in use sees every other."""
     width, heads = config.text.width, config.adapter.heads
-    x, merged_qkv = buffers["adapter_x"][:rows], buffers["adapter_qkv"][:rows]
-    qkv, out = (dense(buffers, f"adapter.{name}", layer) for name in ("qkv", "out"))
-    _norm(lane, buffers, "adapter.norm1", layer, x, qkv, config.adapter_eps)
-    bias = buffers["adapter.qkv_bias"][layer]
-    linear(lane, qkv.source[:rows], qkv.weight, bias, merged_qkv, **qkv.scales)
-    q, k, v = merged_qkv.view(rows, 3, heads, width // heads).unbind(1)
-    mixed = out.source[:rows]
-    attention(
-        lane,
-        q,
-        k,
-        v,
-        mixed,
-        scale=(width // heads) ** -0.5,
-        prefix_length=buffers["context_length"],
-        prefix_rows=rows,
-        out_scale=out.x_scale,
-    )
-    bias = buffers["adapter.out_bias"][layer]
-    linear(lane, mixed, out.weight, bias, x, residual=x, **out.scales)
-    _feed_forward(lane, buffers, "adapter", layer, x, config.adapter_eps)
+
+    def mix(merged_qkv: Tensor, mixed: Tensor, out_scale: Tensor | None) -> None:
+        q, k, v = merged_qkv.view(rows, 3, heads, width // heads).unbind(1)
+        attention(
+            lane,
+            q,
+            k,
+            v,
+            mixed,
+            scale=(width // heads) ** -0.5,
+            prefix_length=buffers["context_length"],
+            prefix_rows=rows,
+            out_scale=out_scale,
+        )
+
+    x = buffers["adapter_x"][:rows]
+    tower_layer(lane, buffers, dense, "adapter", layer, x, config.adapter_eps, mix)
 
 
 def keys_values(lane: Lane, buffers: Buffers, kind: str, stream: Tensor) -> None:
@@ -298,32 +272,3 @@ def action(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -
         ends = (exit_rows, None, None, weight, bias, sample, out)
         action_out_euler(lane, *ends, dt=step_size(shape.steps), **guide)
         sample = out
-
-
-def _norm(
-    lane: Lane, buffers: Buffers, name: str, layer: int, x: Tensor, target: Dense, eps: float
-) -> None:
-    gain, offset = (buffers[f"{name}_{kind}"][layer] for kind in ("weight", "bias"))
-    normal = target.source[: x.shape[0]]
-    layer_norm(lane, x, gain, offset, normal, eps=eps, out_scale=target.x_scale)
-
-
-def _feed_forward(
-    lane: Lane, buffers: Buffers, group: str, layer: int, x: Tensor, eps: float
-) -> None:
-    """x += MLP(LN2(x)) with the tanh form of GELU."""
-    fc1, fc2 = (dense(buffers, f"{group}.{name}", layer) for name in ("fc1", "fc2"))
-    rows = x.shape[0]
-    _norm(lane, buffers, f"{group}.norm2", layer, x, fc1, eps)
-    linear(
-        lane,
-        fc1.source[:rows],
-        fc1.weight,
-        buffers[f"{group}.fc1_bias"][layer],
-        fc2.source[:rows],
-        activation="gelu_tanh",
-        out_scale=fc2.x_scale,
-        **fc1.scales,
-    )
-    bias = buffers[f"{group}.fc2_bias"][layer]
-    linear(lane, fc2.source[:rows], fc2.weight, bias, x, residual=x, **fc2.scales)

@@ -26,7 +26,6 @@ from ...kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from ...kernels.attention import attention
 from ...kernels.copy_rows import copy_rows
 from ...kernels.embed_rows import embed_rows
-from ...kernels.glu_linear import glu_linear
 from ...kernels.image_patches import image_patches
 from ...kernels.layer_norm import layer_norm
 from ...kernels.linear_gated_residual import linear_gated_residual
@@ -35,7 +34,7 @@ from ...kernels.op import Lane
 from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
-from ..dense import Dense
+from ..layers import gated_layer, tower_layer
 from ..windows import image_input, picture_input
 from .config import SLOTS, Pi05Config
 from .numerics import embedding_scale
@@ -132,73 +131,40 @@ def vision(
 
 
 def vision_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, views: int) -> None:
-    """x += Attn(LN1(x)); x += MLP(LN2(x)); a row sees the rows of its own view only."""
+    """One layer of the tower; a row sees the rows of its own view only."""
     heads, head_dim = config.vision.heads, config.vision.head_dim
-    rows = views * config.view_tokens
-    x, merged = buffers["vision_x"][:rows], buffers["vision_qkv"][:rows]
-    qkv, out, fc1, fc2 = (
-        dense(buffers, f"vision.{name}", layer) for name in ("qkv", "out", "fc1", "fc2")
-    )
 
-    def norm(name: str, target: Dense) -> None:
-        gain, offset = (buffers[f"vision.{name}_{kind}"][layer] for kind in ("weight", "bias"))
-        scale = target.x_scale
-        layer_norm(lane, x, gain, offset, target.source[:rows], eps=config.eps, out_scale=scale)
+    def mix(merged: Tensor, mixed: Tensor, out_scale: Tensor | None) -> None:
+        q, k, v = merged.view(-1, 3, heads, head_dim).unbind(1)  # each [V T, heads, head_dim]
+        scale = head_dim**-0.5
+        attention(lane, q, k, v, mixed, scale=scale, segments=views, out_scale=out_scale)
 
-    def bias(name: str) -> Tensor:
-        return buffers[f"vision.{name}_bias"][layer]
-
-    norm("norm1", qkv)
-    linear(lane, qkv.source[:rows], qkv.weight, bias("qkv"), merged, **qkv.scales)
-    q, k, v = merged.view(-1, 3, heads, head_dim).unbind(1)  # each [V T, heads, head_dim]
-    scale = head_dim**-0.5
-    mixed, hidden = out.source[:rows], fc2.source[:rows]
-    attention(lane, q, k, v, mixed, scale=scale, segments=views, out_scale=out.x_scale)
-    linear(lane, mixed, out.weight, bias("out"), x, residual=x, **out.scales)
-    norm("norm2", fc1)
-    linear(
-        lane,
-        fc1.source[:rows],
-        fc1.weight,
-        bias("fc1"),
-        hidden,
-        activation="gelu_tanh",
-        out_scale=fc2.x_scale,
-        **fc1.scales,
-    )
-    linear(lane, hidden, fc2.weight, bias("fc2"), x, residual=x, **fc2.scales)
+    x = buffers["vision_x"][: views * config.view_tokens]
+    tower_layer(lane, buffers, dense, "vision", layer, x, config.eps, mix)
 
 
 def trunk_layer(lane: Lane, buffers: Buffers, config: Pi05Config, layer: int, rows: int) -> None:
     """One full prefix layer; writes its K/V rows and the residual stream."""
     sizes = config.trunk
-    x, merged, q = (buffers[f"trunk_{name}"][:rows] for name in ("x", "qkv", "q"))
-    qkv, out, gate_up, down = (
-        dense(buffers, f"prefix.{name}", layer) for name in ("qkv", "out", "gate_up", "down")
-    )
-    normal, mixed, hidden = qkv.source[:rows], out.source[:rows], down.source[:rows]
+    x, q, rope = buffers["trunk_x"][:rows], buffers["trunk_q"][:rows], buffers["trunk.rope"][:rows]
     k, v = buffers["kv"][layer, 0, :rows], buffers["kv"][layer, 1, :rows]  # [S, d]
-    gain = buffers["trunk.norm1_weight"][layer]
-    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=qkv.x_scale)
-    linear(lane, normal, qkv.weight, None, merged, **qkv.scales)
-    rope = buffers["trunk.rope"][:rows]
-    qkv_rope_kv(lane, merged, rope, q, k, v, head_dim=sizes.head_dim)
-    attention(
-        lane,
-        q.view(rows, sizes.heads, sizes.head_dim),
-        k.unsqueeze(1),
-        v.unsqueeze(1),
-        mixed,
-        scale=sizes.head_dim**-0.5,
-        prefix_length=buffers["prefix_length"],
-        prefix_rows=rows,
-        out_scale=out.x_scale,
-    )
-    linear(lane, mixed, out.weight, None, x, residual=x, **out.scales)
-    gain, normal = buffers["trunk.norm2_weight"][layer], gate_up.source[:rows]
-    rms_norm(lane, x, gain, normal, eps=config.eps, out_scale=gate_up.x_scale)
-    glu_linear(lane, normal, gate_up.weight, hidden, out_scale=down.x_scale, **gate_up.scales)
-    linear(lane, hidden, down.weight, None, x, residual=x, **down.scales)
+
+    def mix(merged: Tensor, mixed: Tensor, out_scale: Tensor | None) -> None:
+        qkv_rope_kv(lane, merged, rope, q, k, v, head_dim=sizes.head_dim)
+        attention(
+            lane,
+            q.view(rows, sizes.heads, sizes.head_dim),
+            k.unsqueeze(1),
+            v.unsqueeze(1),
+            mixed,
+            scale=sizes.head_dim**-0.5,
+            prefix_length=buffers["prefix_length"],
+            prefix_rows=rows,
+            out_scale=out_scale,
+        )
+
+    stack = ("trunk", layer, x, config.eps, mix)
+    gated_layer(lane, buffers, dense, *stack, activation="gelu_tanh", named="prefix")
 
 
 def trunk_last_layer(lane: Lane, buffers: Buffers, config: Pi05Config, rows: int) -> None:
