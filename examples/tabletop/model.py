@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from flashrt_core.kernels.rope_rows import rope_rows_ref
-from flashrt_core.policies.pi05.config import GemmaConfig, Pi05Config, VisionConfig
+from flashrt_core.policies.pi05.config import GemmaConfig, Pi05Config
 from flashrt_core.policies.pi05.numerics import embedding_scale, step_times
 from flashrt_core.policies.pi05.schedule import step_size, time_embedding
+from flashrt_core.policies.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class _Tower(nn.Module):
 
 
 class _VisionLayer(nn.Module):
-    def __init__(self, sizes: VisionConfig, eps: float) -> None:
+    def __init__(self, sizes: Transformer, eps: float) -> None:
         super().__init__()
         width = sizes.width
         self.heads = sizes.heads

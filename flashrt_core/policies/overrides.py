@@ -114,6 +114,28 @@ def positive(where: str, value: Any) -> float:
     return float(value)
 
 
+#: Checks of fields that every policy's configuration has, or may have.
+CHECKS: Mapping[str, Check] = {
+    "prompt_buckets": buckets,
+    "real_time_chunking": flag,
+    "rope_theta": positive,
+    "eps": positive,
+}
+#: Limits of whole numbers, likewise.
+LIMITS: Mapping[str, tuple[int, int]] = {
+    "patch": (2, 64),
+    "vocab": (16, 1 << 20),
+    "action_dim": (1, 256),
+    "horizon": (1, 256),
+    "steps": (1, 1000),
+    "depth": (1, 256),
+    "heads": (1, 256),
+    "head_dim": (2, 1024),
+    "width": (4, 1 << 16),
+    "ffn": (4, 1 << 18),
+}
+
+
 def numerics(kind: type, parse: Callable[[str], Any]) -> Check:
     """A policy's switches, or the text that ``parse`` reads."""
 

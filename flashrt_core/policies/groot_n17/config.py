@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..overrides import (
+    CHECKS,
+    LIMITS,
     Check,
-    buckets,
-    flag,
     numerics,
     overridden,
     positive,
     require_rules,
     whole_list,
 )
+from ..transformer import Transformer
 from .numerics import Numerics, parse_numerics
 
 #: Camera names that a plan may use, in the order of their tokens. The network names none: what the
@@ -31,30 +32,17 @@ TINY_VOCAB = 1024
 
 
 @dataclass(frozen=True)
-class VisionConfig:
-    """The image tower of Qwen3-VL: pre-norm transformer over patches, with rotary positions.
+class VisionConfig(Transformer):
+    """The image tower of Qwen3-VL, with rotary positions.
 
     Attributes:
-        width: D of the patch rows; ``heads`` divides it.
-        depth: layers.
-        heads: attention heads.
-        ffn: hidden width of the feed-forward block.
         table: side of the learned table of positions, which is sampled on the patches' grid.
         features: layers behind which rows leave for the text stack, ascending: its layer i gets
             those of the i-th.
     """
 
-    width: int
-    depth: int
-    heads: int
-    ffn: int
     table: int
     features: tuple[int, ...]
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-        return self.width // self.heads
 
 
 @dataclass(frozen=True)
@@ -105,29 +93,19 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True)
-class HeadConfig:
-    """The diffusion transformer: cross-attention in even blocks, self-attention in odd ones.
+class HeadConfig(Transformer):
+    """The diffusion transformer on the state's row and the action rows.
+
+    Even blocks attend to the context, every other one to its text rows, the rest to image rows; odd
+    ones attend to the state and the actions.
 
     Attributes:
-        width: D of the state's row and the action rows.
-        depth: blocks. Of the even ones, every other attends to text rows, the rest to image rows.
-        heads: attention heads.
-        ffn: hidden width of the feed-forward block.
         hidden: of the projections of state and actions.
         time: width of the step's sinusoid in front of its MLP.
     """
 
-    width: int
-    depth: int
-    heads: int
-    ffn: int
     hidden: int
     time: int
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-        return self.width // self.heads
 
     @property
     def text_blocks(self) -> int:
@@ -283,39 +261,27 @@ TINY = GrootConfig(
 PRESETS: Mapping[str, GrootConfig] = {"base": BASE, "tiny": TINY}
 
 _LIMITS = {
+    **LIMITS,
     "image_size": (16, 1024),
-    "patch": (2, 64),
     "merge": (1, 8),
     "lead": (0, 64),
-    "vocab": (16, 1 << 20),
-    "action_dim": (1, 256),
     "state_width": (1, 256),
-    "horizon": (1, 256),
     "positions": (1, 1 << 16),
-    "steps": (1, 1000),
     "embodiments": (1, 1024),
     "embodiment": (0, 1023),
     "time_scale": (1, 1 << 20),
     "crop": (1, 1000),
-    "depth": (1, 256),
-    "heads": (1, 256),
     "kv_heads": (1, 256),
-    "head_dim": (2, 1024),
-    "width": (4, 1 << 16),
-    "ffn": (4, 1 << 18),
     "table": (1, 1024),
     "hidden": (4, 1 << 16),
     "time": (4, 1 << 16),
 }
 _CHECKS: Mapping[str, Check] = {
-    "prompt_buckets": buckets,
+    **CHECKS,
     "numerics": numerics(Numerics, parse_numerics),
-    "real_time_chunking": flag,
     "vision_features": whole_list("ascending layers of the tower", 0, 255, rising=True),
     "text_sections": whole_list("three counts of frequencies", 0, 512, rising=False, count=3),
-    "rope_theta": positive,
     "vision_theta": positive,
-    "eps": positive,
     "adapter_eps": positive,
 }
 

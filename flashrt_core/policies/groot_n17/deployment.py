@@ -16,12 +16,13 @@ from ...checkpoint import file_of, tensor_shapes
 from ...errors import OptionError, WeightsError
 from ...files import read_json
 from ..base import Deployment
+from ..checkpoint_folder import preset_of, require_fixed, require_network
 from ..json_fields import COUNT, FLAG, OBJECT, TEXT, field_of, read_object, shown
 from .config import PRESETS, SLOTS
 from .embodiment import Embodiment, read_embodiment
 from .images import Shown, read_shown
 from .lerobot import read_lerobot
-from .weights import LEROBOT, ROOT, preset_of
+from .weights import ROOT, tensors
 
 #: Values of the official configuration that change the network into one that is not built here.
 _FIXED: Mapping[str, object] = {
@@ -81,7 +82,8 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
         return Deployment("random", {"numerics": "exact"}, details=Details())
     file = file_of(path)
     shapes = tensor_shapes(file)
-    _check_names(path, list(shapes))
+    remedy = "set checkpoint to a folder of NVIDIA's or of LeRobot, type groot"
+    require_network(f"checkpoint {str(path)!r}", shapes, ROOT, "GR00T N1.7", remedy)
     if path.is_file():
         raise WeightsError(
             f"checkpoint {str(path)!r}",
@@ -97,10 +99,8 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
         found = _lerobot(path, config, norm_stats)
     else:
         found = _official(path, config, norm_stats)
-    own = {
-        name.removeprefix("model.").removeprefix(LEROBOT): shape for name, shape in shapes.items()
-    }
-    return replace(found, preset=preset_of(own, PRESETS))
+    own = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    return replace(found, preset=preset_of(own, PRESETS, tensors))
 
 
 def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
@@ -115,28 +115,9 @@ def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
         )
 
 
-def _check_names(path: Path, names: list[str]) -> None:
-    """WeightsError on a file of another network: what else it lacks is then of no interest."""
-    if not any(ROOT in name for name in names):
-        raise WeightsError(
-            f"checkpoint {str(path)!r}",
-            expected=f"weights of GR00T N1.7, tensors {ROOT}...",
-            got=f"{len(names)} tensors of another network: {', '.join(names[:3])}, ...",
-            remedy="set checkpoint to a folder of NVIDIA's or of LeRobot, type groot",
-        )
-
-
 def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
     where = folder / "config.json"
-    for name, expected in _FIXED.items():
-        value = config.get(name, expected)
-        if value != expected or isinstance(value, bool) != isinstance(expected, bool):
-            raise WeightsError(
-                f"{name} of the checkpoint {str(folder)!r}",
-                expected=expected,
-                got=shown(value),
-                remedy="this variant is not supported",
-            )
+    require_fixed(config, _FIXED, f"the checkpoint {str(folder)!r}")
     overrides: dict[str, Any] = {"numerics": "official"}
     for ours, theirs in (("steps", "num_inference_timesteps"), ("horizon", "action_horizon")):
         if theirs in config:

@@ -5,7 +5,7 @@ The projections of state and actions hold every embodiment, stored [slot, in, ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...tensors import TensorSpec
@@ -166,14 +166,3 @@ def _projections(config: GrootConfig) -> Iterable[tuple[str, TensorSpec]]:
         weight = TensorSpec((config.embodiments, into, out), std=gain * into**-0.5)
         yield f"{ACTION}{name}.W", weight
         yield f"{ACTION}{name}.b", TensorSpec((config.embodiments, out), std=0.1 * gain)
-
-
-def preset_of(
-    shapes: Mapping[str, tuple[int, ...]], presets: Mapping[str, GrootConfig]
-) -> str | None:
-    """The preset that tensors of these names (Isaac-GR00T's) and shapes are of."""
-    for preset, config in presets.items():
-        specs = tensors(config)
-        if all(shapes.get(name) == spec.shape for name, spec in specs.items() if spec.used):
-            return preset
-    return None

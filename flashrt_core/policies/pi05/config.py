@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..overrides import Check, buckets, flag, numerics, overridden, positive, require_rules
+from ..overrides import CHECKS, LIMITS, Check, flag, numerics, overridden, require_rules
+from ..transformer import Transformer
 from .numerics import Numerics, parse_numerics
 
 #: Camera names that the model knows, in the order of their tokens.
@@ -17,28 +18,6 @@ SLOTS: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 #: Pieces of the tokenizer that ships with the package (a test compares it with the file).
 TINY_VOCAB = 1024
-
-
-@dataclass(frozen=True)
-class VisionConfig:
-    """The SigLIP tower: pre-norm transformer over image patches.
-
-    Attributes:
-        width: D of the patch rows; ``heads`` divides it.
-        depth: layers.
-        heads: attention heads.
-        ffn: hidden width of the feed-forward block.
-    """
-
-    width: int
-    depth: int
-    heads: int
-    ffn: int
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-        return self.width // self.heads
 
 
 @dataclass(frozen=True)
@@ -76,7 +55,7 @@ class Pi05Config:
 
     Attributes:
         preset: name of the preset these sizes came from.
-        vision: the image tower.
+        vision: the image tower, SigLIP's.
         trunk: the prefix transformer; only its keys and values are used.
         expert: the action expert; same depth and head width as the trunk, whose cache it reads.
         image_size: side R of the square image the tower takes, pixels.
@@ -98,7 +77,7 @@ class Pi05Config:
     """
 
     preset: str
-    vision: VisionConfig
+    vision: Transformer
     trunk: GemmaConfig
     expert: GemmaConfig
     image_size: int
@@ -142,7 +121,7 @@ class Pi05Config:
 
 BASE = Pi05Config(
     preset="base",
-    vision=VisionConfig(width=1152, depth=27, heads=16, ffn=4304),
+    vision=Transformer(width=1152, depth=27, heads=16, ffn=4304),
     trunk=GemmaConfig(width=2048, depth=18, heads=8, head_dim=256, ffn=16384),
     expert=GemmaConfig(width=1024, depth=18, heads=8, head_dim=256, ffn=4096),
     image_size=224,
@@ -156,7 +135,7 @@ BASE = Pi05Config(
 
 TINY = Pi05Config(
     preset="tiny",
-    vision=VisionConfig(width=64, depth=2, heads=4, ffn=160),
+    vision=Transformer(width=64, depth=2, heads=4, ffn=160),
     trunk=GemmaConfig(width=128, depth=3, heads=4, head_dim=32, ffn=256),
     expert=GemmaConfig(width=64, depth=3, heads=4, head_dim=32, ffn=128),
     image_size=56,
@@ -171,7 +150,7 @@ TINY = Pi05Config(
 #: Small enough to be trained and to decide on a CPU: two 96-pixel cameras, one simple task.
 SMALL = Pi05Config(
     preset="small",
-    vision=VisionConfig(width=128, depth=3, heads=4, ffn=256),
+    vision=Transformer(width=128, depth=3, heads=4, ffn=256),
     trunk=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=256),
     expert=GemmaConfig(width=128, depth=4, heads=4, head_dim=32, ffn=256),
     image_size=96,
@@ -186,29 +165,17 @@ SMALL = Pi05Config(
 PRESETS: Mapping[str, Pi05Config] = {"base": BASE, "small": SMALL, "tiny": TINY}
 
 _LIMITS = {
+    **LIMITS,
     "image_size": (14, 1024),
-    "patch": (2, 64),
-    "vocab": (16, 1 << 20),
-    "action_dim": (1, 256),
-    "horizon": (1, 256),
-    "steps": (1, 1000),
     "trained_tokens": (1, 4096),
     "camera_bytes": (0, 1 << 28),
-    "depth": (1, 256),
-    "heads": (1, 256),
-    "head_dim": (2, 1024),
-    "width": (4, 1 << 16),
-    "ffn": (4, 1 << 18),
 }
 
 
 _CHECKS: Mapping[str, Check] = {
-    "prompt_buckets": buckets,
+    **CHECKS,
     "numerics": numerics(Numerics, parse_numerics),
     "state_in_prompt": flag,
-    "real_time_chunking": flag,
-    "rope_theta": positive,
-    "eps": positive,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ...checkpoint import file_of, tensor_shapes
 from ...errors import OptionError, WeightsError
 from ..base import Deployment
+from ..checkpoint_folder import preset_of, require_fixed, require_network
 from ..json_fields import COUNT, OBJECT, TEXT, field_of, read_object, shown
 from ..lerobot_processors import FILES, feature_statistics, read_steps, relative_dims
 from ..normalisation import Statistics, read_norm_stats
@@ -74,7 +75,8 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
             details = Details(state, actions)
         return Deployment("random", {"numerics": "exact"}, details=details)
     file = file_of(path)
-    return replace(_read_trained(path, file, norm_stats), preset=_preset_of(file))
+    own = {name.removeprefix("model."): shape for name, shape in tensor_shapes(file).items()}
+    return replace(_read_trained(path, file, norm_stats), preset=preset_of(own, PRESETS, tensors))
 
 
 def _read_trained(path: Path, file: Path, norm_stats: Path | None) -> Deployment:
@@ -116,29 +118,10 @@ def _has_lerobot_names(file: Path) -> bool:
     return bool(names) and all(name.startswith("model.") for name in names)
 
 
-def _preset_of(file: Path) -> str | None:
-    """The preset that tensors of these names and shapes are of."""
-    shapes = {name.removeprefix("model."): shape for name, shape in tensor_shapes(file).items()}
-    for preset, config in PRESETS.items():
-        specs = [(name, spec) for name, spec in tensors(config).items() if spec.used]
-        if all(
-            any(shapes.get(each) == spec.shape for each in (*spec.aliases, name))
-            for name, spec in specs
-        ):
-            return preset
-    return None
-
-
 def _check_names(path: Path, file: Path) -> None:
-    """WeightsError on a file of another network: what else it lacks is then of no interest."""
-    names = list(tensor_shapes(file))
-    if not any(ROOT in name for name in names):
-        raise WeightsError(
-            f"checkpoint {str(path)!r}",
-            expected=f"weights of π0.5, tensors {ROOT}...",
-            got=f"{len(names)} tensors of another network: {', '.join(names[:3])}, ...",
-            remedy="set checkpoint to a folder of openpi's PyTorch or of LeRobot, type pi05",
-        )
+    remedy = "set checkpoint to a folder of openpi's PyTorch or of LeRobot, type pi05"
+    what, names = f"checkpoint {str(path)!r}", list(tensor_shapes(file))
+    require_network(what, names, ROOT, "π0.5", remedy)
 
 
 def _alone(file: Path, lerobot: bool, norm_stats: Path | None) -> Deployment:
@@ -202,15 +185,7 @@ def _tokenizer(folder: Path) -> Path | None:
 
 def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
     where = folder / "config.json"
-    for name, expected in _FIXED.items():
-        value = config.get(name, expected)
-        if value != expected or isinstance(value, bool) != isinstance(expected, bool):
-            raise WeightsError(
-                f"{name} of the LeRobot checkpoint {str(folder)!r}",
-                expected=expected,
-                got=shown(value),
-                remedy="this variant is not supported",
-            )
+    require_fixed(config, _FIXED, f"the LeRobot checkpoint {str(folder)!r}")
     dtype = field_of(config, "dtype", TEXT, where, "float32")
     if dtype not in ("float32", "bfloat16"):
         raise WeightsError(f"dtype in {str(where)!r}", expected="float32 or bfloat16", got=dtype)
