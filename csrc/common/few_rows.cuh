@@ -49,6 +49,23 @@ struct FewRowsInput {
   const CUtensorMap* rows = nullptr;  // of x, instead of `x` where the copy engine fetches it
 };
 
+// What an op gives whose items are four rows of W that follow each other, in order.
+template <class S>
+struct NeighbourRows {
+  static constexpr bool kNeighbours = true;
+
+  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
+  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
+
+  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
+    return tile * S::kRows + column * 8 + row;
+  }
+
+  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
+    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
+  }
+};
+
 template <class S, class Op>
 class FewRows {
  protected:

@@ -13,23 +13,11 @@
 namespace flashrt {
 
 template <class S>
-struct Geglu {
-  static constexpr bool kNeighbours = true;  // the four rows of an item
+struct Geglu : NeighbourRows<S> {
   static constexpr bool kFetches = false;
 
   bf16* y;
   int y_stride;
-
-  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
-  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
-
-  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
-    return tile * S::kRows + column * 8 + row;
-  }
-
-  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
-    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
-  }
 
   __device__ __forceinline__ void prepare(int, int) {}
   __device__ __forceinline__ void fetch(int, int, int, int) {}
@@ -49,7 +37,7 @@ struct Geglu {
            int tokens, int x_stride, int y_stride, float eps) {                                    \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, scale, shift, eps, tokens, x_stride},                   \
-        flashrt::Geglu<flashrt::Shape>{y, y_stride});                                              \
+        flashrt::Geglu<flashrt::Shape>{{}, y, y_stride});                                          \
   }
 
 namespace flashrt {

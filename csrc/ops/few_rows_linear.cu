@@ -16,8 +16,7 @@
 namespace flashrt {
 
 template <class S>
-struct LinearOut {
-  static constexpr bool kNeighbours = true;  // the four rows of an item
+struct LinearOut : NeighbourRows<S> {
   static constexpr bool kFetches = true;
 
   bf16* y;
@@ -25,17 +24,6 @@ struct LinearOut {
   int y_stride, residual_stride, activation;
   float4 offsets;
   uint2 before;
-
-  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
-  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
-
-  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
-    return tile * S::kRows + column * 8 + row;
-  }
-
-  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
-    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
-  }
 
   __device__ __forceinline__ void prepare(int tile, int item) {
     offsets = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -78,7 +66,8 @@ struct LinearOut {
            int tokens, int y_stride, int activation, float eps) {                                  \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
-        flashrt::LinearOut<flashrt::Shape>{y, bias, nullptr, y_stride, 0, activation, {}, {}});    \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
+                                           activation, {}, {}});                                   \
   }
 
 #define FLASHRT_LINEAR(name, Shape, blocks)                                                        \
@@ -88,7 +77,7 @@ struct LinearOut {
            int y_stride, int residual_stride, int activation) {                                    \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
-        flashrt::LinearOut<flashrt::Shape>{y, bias, residual, y_stride, residual_stride,           \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
                                            activation, {}, {}});                                   \
   }
 
@@ -100,7 +89,8 @@ struct LinearOut {
            int tokens, int x_stride, int y_stride, int activation, float eps) {                    \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
-        flashrt::LinearOut<flashrt::Shape>{y, bias, nullptr, y_stride, 0, activation, {}, {}});    \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
+                                           activation, {}, {}});                                   \
   }
 
 #define FLASHRT_LINEAR_I8(name, Shape, blocks)                                                     \
@@ -110,7 +100,7 @@ struct LinearOut {
            int x_stride, int y_stride, int residual_stride, int activation) {                      \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
-        flashrt::LinearOut<flashrt::Shape>{y, bias, residual, y_stride, residual_stride,           \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
                                            activation, {}, {}});                                   \
   }
 

@@ -10,8 +10,7 @@
 namespace flashrt {
 
 template <class S>
-struct GatedResidual {
-  static constexpr bool kNeighbours = true;  // the four rows of an item
+struct GatedResidual : NeighbourRows<S> {
   static constexpr bool kFetches = true;
 
   bf16* y;
@@ -19,17 +18,6 @@ struct GatedResidual {
   int y_stride;
   float4 gates;
   uint2 before;
-
-  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
-  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
-
-  __device__ __forceinline__ int weight_row(int tile, int column, int row) const {
-    return tile * S::kRows + column * 8 + row;
-  }
-
-  __device__ __forceinline__ static float4 row_scales(const float* scales, int tile, int item) {
-    return *reinterpret_cast<const float4*>(scales + tile * S::kRows + item * 4);
-  }
 
   __device__ __forceinline__ bf16* target(int tile, int token, int item) const {
     return y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4;
@@ -60,7 +48,7 @@ struct GatedResidual {
            int x_stride, int y_stride) {                                                           \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
-        flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
+        flashrt::GatedResidual<flashrt::Shape>{{}, y, gate, y_stride, {}, {}});                    \
   }
 
 // The same with the weight as a map of tiles of 64 rows by 64 columns.
@@ -71,7 +59,7 @@ struct GatedResidual {
            int x_stride, int y_stride) {                                                           \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, nullptr, weight_scale, &weight, nullptr, nullptr, 0.0f, tokens, x_stride},             \
-        flashrt::GatedResidual<flashrt::Shape>{y, gate, y_stride, {}, {}});                        \
+        flashrt::GatedResidual<flashrt::Shape>{{}, y, gate, y_stride, {}, {}});                    \
   }
 
 namespace flashrt {
