@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,38 @@ from torch import Tensor
 
 from flashrt_core.contract import ShapeKey
 from flashrt_core.devices.cpu import CpuDevice, CpuProgram
+from flashrt_core.guidance import GUIDANCE, PREVIOUS
 from flashrt_core.policies.base import Policy
+from flashrt_core.policies.reference import ReferenceGuide
+from flashrt_core.policies.windows import STATE, image_input
 from flashrt_core.weights import TensorSource, open_weights
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one decision: pixels by view, ids of the text rows, noise; the state as a row."""
+
+    images: dict[str, Array]
+    tokens: list[int]
+    noise: Array
+    guide: ReferenceGuide | None = None
+    state: Array | None = None
+
+
+def draw_case(
+    config: Any, views: tuple[str, ...], length: int, seed: int, *, lowest: int = 0
+) -> Case:
+    """Random pixels, ``length`` token ids, noise, and a state where there is a window for it."""
+    draw = np.random.default_rng(seed)
+    side, state = config.image_size, None
+    images = {view: draw.integers(0, 256, (side, side, 3), dtype=np.uint8) for view in views}
+    tokens = draw.integers(lowest, config.vocab, length).tolist()
+    if config.state_width:
+        state = draw.uniform(-1, 1, (1, config.state_width)).astype(np.float32)
+    noise = draw.standard_normal((config.horizon, config.action_dim), dtype=np.float32)
+    return Case(images, tokens, noise, state=state)
 
 
 class StagePipeline:
@@ -63,6 +94,25 @@ class StagePipeline:
         window[: len(tokens)] = tokens
         self.device.write(self.buffers["prompt_tokens"], window)
         self.device.write(self.buffers["prompt_length"], np.array([len(tokens)], np.int32))
+
+    def write(self, case: Case) -> None:
+        """Puts a case into the windows."""
+        for view in self.views:
+            self.device.write(self.buffers[image_input(view)], case.images[view])
+        self.write_prompt(case.tokens)
+        if case.state is not None:
+            self.device.write(self.buffers[STATE], case.state)
+        self.device.write(self.buffers["noise"], case.noise)
+        if self.config.real_time_chunking:
+            none = np.zeros_like(case.noise)
+            guide = case.guide or ReferenceGuide(none, none)
+            self.device.write(self.buffers[PREVIOUS], guide.previous)
+            self.device.write(self.buffers[GUIDANCE], guide.weight)
+
+    def decide(self, case: Case, shape: ShapeKey | None = None) -> Tensor:
+        """One decision from its inputs."""
+        self.write(case)
+        return self.run_all(len(case.tokens), shape)
 
     def run(self, *stages: str, length: int, shape: ShapeKey | None = None) -> Tensor:
         """Replays stages on what the windows hold; the actions."""

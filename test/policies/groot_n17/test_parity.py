@@ -13,7 +13,7 @@ from flashrt_core.policies.groot_n17.reference import Reference
 from flashrt_core.policies.reference import ReferenceGuide
 
 from ..pipeline import least_cosine, spread, worst
-from .harness import TWO, VIEWS, Case, Pipeline, make_case
+from .harness import TWO, VIEWS, Case, Pipeline, make_case, referred
 
 TINY = POLICY.config("tiny")
 ACTION_TOLERANCE = 1e-5  # of the range of the actions: what the project promises in float32
@@ -22,7 +22,7 @@ KV_TOLERANCE = 2e-5
 
 
 def check(pipeline: Pipeline, case: Case, reference: Reference) -> None:
-    context, expected = case.expected(reference)
+    context, expected = referred(case, reference)
     actions = pipeline.decide(case)
     assert worst(actions, expected) <= ACTION_TOLERANCE * spread(expected)
     for kind, rows in (
@@ -98,7 +98,7 @@ def test_wide_rows_in_float32_and_bf16() -> None:
     )  # fmt: skip
     views = VIEWS[:1]
     case, pipeline = make_case(config, views, 12), Pipeline(config, views)
-    expected = case.expected(Reference(config, pipeline.source))[1]
+    expected = referred(case, Reference(config, pipeline.source))[1]
     assert worst(pipeline.decide(case), expected) <= ACTION_TOLERANCE * spread(expected)
     rounded = Pipeline(config, views, "bf16", pipeline.source).decide(case)
     assert 1e-6 < worst(rounded, expected) / spread(expected) <= 2.0**-8
@@ -107,8 +107,8 @@ def test_wide_rows_in_float32_and_bf16() -> None:
 
 def test_float64_reference_agrees_with_float32(reference: Reference) -> None:
     case = make_case(TINY, TWO, 20)
-    single = case.expected(reference)[1]
-    exact = case.expected(Reference(TINY, Pipeline(TINY).source, torch.float64))[1]
+    single = referred(case, reference)[1]
+    exact = referred(case, Reference(TINY, Pipeline(TINY).source, torch.float64))[1]
     assert exact.dtype == torch.float64
     assert worst(single, exact) <= 2e-6 * spread(exact)
 
@@ -116,7 +116,7 @@ def test_float64_reference_agrees_with_float32(reference: Reference) -> None:
 def test_the_comparison_can_fail(reference: Reference) -> None:
     """One token, one number of the state, one weight of a table more: far outside the tolerance."""
     case = make_case(TINY, TWO, 20)
-    expected = case.expected(reference)[1]
+    expected = referred(case, reference)[1]
     limit = ACTION_TOLERANCE * spread(expected)
     pipeline = Pipeline(TINY)
     tokens = [*case.tokens[:-1], case.tokens[-1] ^ 1]

@@ -13,22 +13,12 @@ from flashrt_core.contract import ContractError, Role, ShapeKey
 from flashrt_core.policies.groot_n17 import POLICY
 from flashrt_core.policies.groot_n17.layout import marks
 
-from ..pipeline import count_ops, same_bits, spread, worst
+from ..pipeline import count_ops, same_bits, worst
 from .harness import TWO, Pipeline, make_case
 
 TINY = POLICY.config("tiny")
 LENGTH = marks(TINY, 2) + 20
 KEPT = ("text_kv", "image_kv", "state_token")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_decisions_repeat_bit_for_bit_whatever_came_between(precision: str) -> None:
-    pipeline = Pipeline(TINY, precision=precision)
-    case, other = make_case(TINY, TWO, 20, seed=1), make_case(TINY, TWO, 80, seed=2)
-    first = pipeline.decide(case)
-    assert not same_bits(first, pipeline.decide(other))
-    assert same_bits(first, pipeline.decide(case))
-    assert same_bits(first, Pipeline(TINY, precision=precision).decide(case))
 
 
 def test_action_stage_alone_repeats_and_leaves_context_and_noise() -> None:
@@ -72,12 +62,6 @@ def test_nothing_is_carried_in_scratch_or_state() -> None:
         if spec.role in (Role.SCRATCH, Role.STATE) and buffer.is_floating_point():
             buffer.fill_(torch.nan)
     assert same_bits(clean, pipeline.decide(case))
-
-
-def test_a_larger_bucket_gives_the_same_actions() -> None:
-    pipeline, case = Pipeline(TINY), make_case(TINY, TWO, 20)
-    small, larger = [pipeline.decide(case, shape) for shape in pipeline.contract.shapes]
-    assert worst(larger, small) <= 2e-6 * spread(small)
 
 
 @pytest.mark.parametrize("part", [*TWO, "tokens", "order", "state", "noise", "cameras swapped"])

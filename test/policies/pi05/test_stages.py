@@ -9,19 +9,9 @@ from flashrt_core.contract import ContractError, Role
 from flashrt_core.policies.pi05 import POLICY
 
 from ..pipeline import count_ops
-from .harness import TWO, VIEWS, Case, Pipeline, make_case, same_bits, spread, worst
+from .harness import TWO, VIEWS, Case, Pipeline, make_case, same_bits, worst
 
 TINY = POLICY.config("tiny")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_decisions_repeat_bit_for_bit_whatever_came_between(precision: str) -> None:
-    pipeline = Pipeline(TINY, precision=precision)
-    case, other = make_case(TINY, TWO, 20, seed=1), make_case(TINY, TWO, 60, seed=2)
-    first = pipeline.decide(case)
-    assert not same_bits(first, pipeline.decide(other))
-    assert same_bits(first, pipeline.decide(case))
-    assert same_bits(first, Pipeline(TINY, precision=precision).decide(case))
 
 
 def test_action_stage_alone_repeats_and_leaves_context_and_noise() -> None:
@@ -57,13 +47,6 @@ def test_nothing_is_carried_in_scratch() -> None:
             pipeline.buffers[spec.name].fill_(torch.nan)
     pipeline.buffers["kv"].fill_(torch.nan)
     assert same_bits(clean, pipeline.decide(case))
-
-
-def test_a_larger_bucket_gives_the_same_actions() -> None:
-    pipeline, case = Pipeline(TINY), make_case(TINY, TWO, 20)
-    small, *larger = [pipeline.decide(case, shape) for shape in pipeline.contract.shapes]
-    for actions in larger:
-        assert worst(actions, small) <= 1e-6 * spread(small)
 
 
 @pytest.mark.parametrize("part", [*TWO, "tokens", "token order", "noise", "cameras swapped"])
