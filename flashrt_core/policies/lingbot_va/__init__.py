@@ -12,8 +12,9 @@ from ...contract import Contract, ShapeKey
 from ...precision import Precision
 from ...weights import TensorSource, TensorSpec
 from ..base import Deployment, Policy, ProcessorOptions
+from ..plan_buffers import bucket_shapes
 from .config import PRESETS, SLOTS, LingbotConfig, make_config
-from .contract import make_contract, make_shapes
+from .contract import make_contract
 from .deployment import read_deployment
 from .measures import MEASURES
 from .pack import pack
@@ -55,7 +56,7 @@ class LingbotPolicy:
 
     def shapes(self, config: LingbotConfig, views: int) -> tuple[ShapeKey, ...]:
         """One shape a prompt bucket."""
-        return make_shapes(config, views)
+        return bucket_shapes(config, views)
 
     def contract(
         self,

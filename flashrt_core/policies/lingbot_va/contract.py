@@ -40,13 +40,6 @@ def image_input(view: str) -> str:
     return f"image.{view}"
 
 
-def make_shapes(config: LingbotConfig, views: int) -> tuple[ShapeKey, ...]:
-    """One shape a prompt bucket, for that many cameras."""
-    return tuple(
-        ShapeKey(views, bucket, config.horizon, config.steps) for bucket in config.prompt_buckets
-    )
-
-
 def make_contract(
     config: LingbotConfig,
     shapes: tuple[ShapeKey, ...],

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ...precision import LOW_BIT, Format, Precision, Site, read_precision
-from ..dense import Dense, site_buffers
+from ..dense import WIDE, Dense, site_buffers
 
 #: Products of a block, and the buffers their input is in.
 PARTS: Mapping[str, str] = {
@@ -54,8 +54,7 @@ _VIDEO = {f"video.{part}": "fp8" for part in ("qkv", "text_q", "text_out", "fc2"
 
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
-    "fp32": {"base": "fp32"},
-    "bf16": {"base": "bf16"},
+    **WIDE,
     # Steps of few rows take as long as their weights' bytes.
     "int4": {"base": "bf16", "sites": {"step.*": "w4a16"}},
     "fp8": {"base": "bf16", "sites": _VIDEO},
@@ -78,4 +77,4 @@ def own_weights(plan: Precision) -> tuple[str, ...]:
 
 def make_precision(value: Any) -> Precision:
     """A plan by name or path, or as it is; OptionError otherwise."""
-    return value if isinstance(value, Precision) else read_precision(value, SITES, PRECISIONS)
+    return read_precision(value, SITES, PRECISIONS)
