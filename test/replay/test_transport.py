@@ -18,17 +18,18 @@ PROFILE = "FASTDDS_DEFAULT_PROFILES_FILE"
 
 
 def test_a_private_graph_stays_on_this_host_and_off_the_users_domain(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ROS_DOMAIN_ID", "42")
     for _ in range(30):
         graph = choose_graph()
         assert graph.private and 1 <= graph.domain <= 101 and graph.domain != 42
-    environment: dict[str, str] = {"ROS_STATIC_PEERS": "robot.local"}
+    environment: dict[str, str] = {"ROS_STATIC_PEERS": "robot.local", "ROS_LOG_DIR": str(tmp_path)}
     graph.enter(environment)
     assert environment == {
         "ROS_DOMAIN_ID": str(graph.domain),
         "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+        "ROS_LOG_DIR": str(tmp_path),
     }
 
 
@@ -40,10 +41,11 @@ def test_a_domain_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) 
         assert {choose_graph().domain for _ in range(20)} == {91}
 
 
-def test_a_chosen_domain_is_discovered_as_the_environment_says() -> None:
-    environment = {"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"}
+def test_a_chosen_domain_is_discovered_as_the_environment_says(tmp_path: Path) -> None:
+    before = {"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET", "ROS_LOG_DIR": str(tmp_path)}
+    environment = dict(before)
     choose_graph(7).enter(environment)
-    assert environment == {"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET", "ROS_DOMAIN_ID": "7"}
+    assert environment == before | {"ROS_DOMAIN_ID": "7"}
     with pytest.raises(OptionError, match=r"0\.\.232"):
         choose_graph(233)
     assert choose_graph(0) == Graph(0, private=False)

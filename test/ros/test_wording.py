@@ -15,6 +15,7 @@ from flashrt_ros.loading import load_options
 from flashrt_ros.parameters import build_config
 from flashrt_ros.wording import in_node_terms, one_line
 
+POLICIES = ["groot_n17", "lingbot_va", "pi05"]
 pytestmark = pytest.mark.ros
 VALUES: dict[str, Any] = {
     "prompt": "wave",
@@ -38,7 +39,7 @@ def refusal(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "begin"),
     [
-        ({"policy": "pi99"}, "parameter 'policy': expected one of ['pi05'], got 'pi99'"),
+        ({"policy": "pi99"}, f"parameter 'policy': expected one of {POLICIES}, got 'pi99'"),
         ({"preset": "huge"}, "parameter 'preset': "),
         ({"precision": "fp4"}, "parameter 'precision': "),
         ({"horizon": 4000}, "parameter 'horizon': expected a whole number in 1..256, got 4000"),
