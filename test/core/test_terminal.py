@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -137,6 +138,8 @@ def test_the_way_into_a_process_imports_nothing_heavy_before_it_answers_signals(
     assert not heavy & set(done.stdout.split()) and "flashrt_core.signals" in done.stdout.split()
 
 
+#: What ``flashrt eval`` says of its progress: a fast machine is there before a late signal.
+_HOW_FAR = re.compile(r"\w+: \d+ episodes( \.\.\.|.* in \d+ s)")
 TASK = Path(__file__).resolve().parents[1] / "evaluation" / "point_arm"
 
 
@@ -156,6 +159,7 @@ def test_ctrl_c_anywhere_in_the_start_of_a_command_is_one_line(
     words = [word.format(out=tmp_path / "scales.json") for word in arguments]
     outcomes = interrupted_starts(words, tmp_path)
     for number, status, _, err in outcomes:
+        said = [line for line in err.splitlines() if not _HOW_FAR.fullmatch(line)]
         how = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
-        assert (status, err) in [(0, ""), (128 + number, f"flashrt: {how}\n")]
+        assert (status, said) in [(0, []), (128 + number, [f"flashrt: {how}"])], err
     assert [status for _, status, _, _ in outcomes].count(0) < len(outcomes) - 1, "some came in it"
