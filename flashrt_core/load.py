@@ -56,6 +56,7 @@ class Description:
         config: the policy's, a dataclass.
         transforms: identity of the host-side transforms; empty while something is missing.
         fingerprint: of the plan; None while something is missing.
+        calibration: which one, for people; "none" where the plan needs or finds none.
         missing: what :func:`load` would refuse, when the host-side transforms cannot be made of the
             options; None when they can.
     """
@@ -65,6 +66,7 @@ class Description:
     config: Any
     transforms: Mapping[str, str]
     fingerprint: Fingerprint | None
+    calibration: str
     missing: OptionError | None
 
 
@@ -137,6 +139,7 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
         processor=processor,
         body=lambda *which: policy.body(config, choice.contract, *which),
         pack=pack,
+        calibration=_told(calibration),
     )
 
 
@@ -167,7 +170,7 @@ def describe(options: LoadOptions) -> Description:
     try:
         source = _source(options, choice)
         transforms: Mapping[str, str] = {}
-        identity, missing = None, None
+        identity, missing, calibration = None, None, None
         try:
             processor = _processor(options, choice)
         except OptionError as error:
@@ -182,7 +185,13 @@ def describe(options: LoadOptions) -> Description:
             else:
                 identity = identity if calibration is None else _calibrated(identity, calibration)
         return Description(
-            choice.contract, choice.deployment, choice.config, transforms, identity, missing
+            choice.contract,
+            choice.deployment,
+            choice.config,
+            transforms,
+            identity,
+            _told(calibration),
+            missing,
         )
     finally:
         device.close()
@@ -290,6 +299,10 @@ def _calibration(
         encoding=processor.encoding,
     )
     return find_calibration(options.calibration, key, choice.precision, calibrate_command(options))
+
+
+def _told(calibration: Calibration | None) -> str:
+    return "none" if calibration is None else str(calibration)
 
 
 def _calibrated(identity: Fingerprint, calibration: Calibration) -> Fingerprint:
