@@ -18,7 +18,7 @@ from .errors import OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
 from .load_checks import absent_views, check_overlap, check_reference, views_in_use
-from .load_options import LoadOptions, calibrate_command, checked
+from .load_options import LoadOptions, calibrate_command, checked, plans_of
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
 from .policies.sizes import sized
@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "load",
     "make_plan",
+    "plans_of",
     "precision_of",
     "processor_of",
     "qualifier",

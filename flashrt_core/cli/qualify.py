@@ -22,6 +22,7 @@ from ..load import (
     check_reference,
     configuration,
     load,
+    plans_of,
     precision_of,
     qualifier,
     views_of,
@@ -78,8 +79,7 @@ def qualify_command(
         "max_error": max_error,
         "max_stage_error": max_stage_error,
     }
-    names = dict.fromkeys(name.strip() for name in str(whole.precision).split(","))
-    plans = [replace(whole, precision=name) for name in names]
+    plans = plans_of(whole)
     gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
     check_reference(reference_device)
     refuse_idle_calibration(whole, plans)
