@@ -60,6 +60,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.contract",
         "flashrt_core.files",
         "flashrt_core.outputs",
+        "flashrt_core.plotting",
         "flashrt_core.precision",
         "flashrt_core.text",
         "flashrt_core.whole_numbers",
