@@ -11,6 +11,9 @@ was not measured at true size on a GPU, leaves the documents as they are.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import os
 import re
 import sys

@@ -14,6 +14,9 @@ and some minutes.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import gc
 import json
 import sys

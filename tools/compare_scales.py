@@ -10,6 +10,9 @@ worst output channel, which is where a small row of a weight would show.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import sys
 from pathlib import Path
 from typing import Any
