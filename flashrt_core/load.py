@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from .calibration.artifact import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
@@ -23,6 +22,7 @@ from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
 from .policies.sizes import sized
 from .precision import Precision
+from .scales import Calibration, find_calibration, key_of
 from .session import Session
 from .weights import TensorSource, checkpoint_path, open_weights
 

@@ -24,10 +24,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import toolbox  # noqa: E402
 
-from flashrt_core.calibration.artifact import power_of_two  # noqa: E402
 from flashrt_core.gemm import linear_ref  # noqa: E402
 from flashrt_core.kernels.quantised import E4M3_MAX, quantise, quantise_rows, quantise_whole  # noqa: E402
 from flashrt_core.policies.pi05 import POLICY  # noqa: E402
+from flashrt_core.scales import power_of_two  # noqa: E402
 from flashrt_core.tensors import TensorSource  # noqa: E402
 from flashrt_core.weights import OutlierWeights, RandomWeights  # noqa: E402
 

@@ -13,8 +13,8 @@ from ..load import LoadOptions, configuration, make_plan, precision_of, start
 from ..observations import Sample, digest_of, naming, number_of
 from ..policies import find_policy
 from ..policies.base import Processor
+from ..scales import METHODS, Calibration, key_of
 from ..weights import checkpoint_path
-from .artifact import METHODS, Calibration, key_of
 from .observer import Observer
 
 DEVICES = ("cpu", REFERENCE_CUDA)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..calibration.artifact import Calibration
 from ..errors import InputError, OptionError
 from ..observations import Sample, naming, number_of, require_apart
 from ..policies.base import Product, Qualifier
+from ..scales import Calibration
 from ..session import NOISE, Session
 
 Array = np.ndarray[Any, Any]

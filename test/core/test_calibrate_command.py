@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core.calibration.artifact import read_calibration
 from flashrt_core.calibration.run import _recorder as recorder_of
 from flashrt_core.cli import calibrate as calibrate_module
 from flashrt_core.cli import qualify as qualify_module
@@ -22,6 +21,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.images import Frame
 from flashrt_core.load import LoadOptions
 from flashrt_core.observations import digest_of, made_up_observations, read_observations
+from flashrt_core.scales import read_calibration
 
 VIEWS = ("base_0_rgb", "left_wrist_0_rgb")
 FEW = ["--steps", "2", "--prompt-buckets", "32", "--threads", "1"]

@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import FlashRTError, OptionError
-from ..files import local_path
-from ..fingerprint import Fingerprint, sha256_of
-from ..outputs import write_text
-from ..precision import Precision, Site
-from ..specs import ShapeKey
+from .errors import FlashRTError, OptionError
+from .files import local_path
+from .fingerprint import Fingerprint, sha256_of
+from .outputs import write_text
+from .precision import Precision, Site
+from .specs import ShapeKey
 
 FORMAT, VERSION = "flashrt calibration", 1
 #: What scales belong to: parts of a fingerprint, and of the transforms those in front.
