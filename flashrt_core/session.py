@@ -264,12 +264,14 @@ class Session:
         self.engine.admit(self)
         return self.engine.device.read(self.buffers[spec.buffer])
 
-    def snapshot(self, name: str) -> CapsuleInfo:
-        """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        self.past.check_boundary(f"capsule {name!r}")
-        engine = self.engine
-        copier = engine.admit(self).copier
-        return engine.capsules.save(name, self.name, self.host_state(), copier)
+    def snapshot(self, name: str, *, midway: bool = False) -> CapsuleInfo:
+        """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors.
+
+        On the way through a chunk CapsuleError, unless ``midway``: it holds the chunk's beginning.
+        """
+        self.past.check_boundary(f"capsule {name!r}", midway)
+        copier = self.engine.admit(self).copier
+        return self.engine.capsules.save(name, self.name, self.host_state(), copier)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.

@@ -201,6 +201,7 @@ class Policy(Protocol):
     slots: tuple[str, ...]  # camera names it knows, in order
     masks_views: bool  # whether a decision may do without some of its cameras
     continues_chunks: bool  # whether one may be guided towards the chunk before it
+    looks_back: bool  # whether decisions build on each other: the contract has a history
     sites: Mapping[str, Site]  # its dense products
     measures: Measures  # how it is measured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_ros.srv import RestoreCapsule, SaveCapsule
+from flashrt_ros.srv import Decide, DropCapsule, ForkSession, RestoreCapsule, SaveCapsule
+from std_srvs.srv import Trigger
 
 from flashrt_ros.stamps import to_ns
 
@@ -29,6 +31,7 @@ def robot(start: Callable[..., Robot]) -> Robot:
         horizon=0,
         rate_hz=50.0,
         capsule_slots=2,
+        max_sessions=2,
         output__commands__topic="commands",
         limits__lower=[-0.1, -0.1, -0.1],
         limits__upper=[0.1, 0.1, 0.1],
@@ -52,21 +55,25 @@ def test_chunks_follow_each_other(robot: Robot) -> None:
         assert np.isfinite(np.asarray(chunk.data, np.float32)).all()
 
 
+def test_a_healthy_node_warns_of_nothing(robot: Robot) -> None:
+    robot.wait_chunks(1)
+    decisions, execution = robot.fresh_part("decisions"), robot.part("execution")
+    assert decisions["deadline_missed"] == "0" and int(decisions["late_pictures"]) <= 1
+    assert robot.levels["policy: decisions"][0] == 0, robot.levels
+    assert execution["state"] == "running" and execution["safe_actions"] == "0"
+    assert "UserWarning" not in robot.target.log and "safe action" not in robot.target.log
+
+
 def test_a_capsule_is_of_a_chunks_end(robot: Robot) -> None:
     robot.wait_chunks(1)
+    time.sleep(2.5 * DT_S)  # on the way: it waits for the end
     saved = robot.call(SaveCapsule, "save_capsule", name="end")
-    kept = robot.chunks[-1]
     assert saved.error_code == 0, saved.error_msg
-    answer = wait_until(
-        lambda: (
-            answer
-            if (answer := robot.call(SaveCapsule, "save_capsule", name="late")).error_code
-            else None
-        ),
+    kept = wait_until(
+        lambda: [chunk for chunk in robot.chunks if chunk.sequence == saved.decision - 1],
         5.0,
-        "a refusal in the middle of a chunk",
-    )
-    assert "at the end of a chunk" in answer.error_msg and "\n" not in answer.error_msg
+        "the chunk of the capsule",
+    )[0]
     robot.wait_chunks(1)
     assert robot.call(RestoreCapsule, "restore_capsule", name="end").error_code == 0
     # The capsule's chunk goes out again, before another decision is made.
@@ -78,8 +85,47 @@ def test_a_capsule_is_of_a_chunks_end(robot: Robot) -> None:
     assert again[0].data == kept.data
 
 
+def test_requests_beside_the_timer(robot: Robot) -> None:
+    early = robot.call(Decide, "decide")
+    assert "before it; give a longer timeout" in early.error_msg and "\n" not in early.error_msg
+    assert "end of the chunk that session 'main' executes" in early.error_msg
+    before = len(robot.chunks)
+    made = robot.decide()
+    assert made.error_code == 0, made.error_msg
+    assert made.chunk.horizon == 8
+    robot.wait_chunks(1)
+    sequences = [chunk.sequence for chunk in robot.chunks[before:]]
+    assert made.chunk.sequence in sequences and sequences == sorted(set(sequences))
+    refused = robot.call(Decide, "decide", reuse_context=True)
+    assert "decide without reuse_context" in refused.error_msg
+
+
+def test_a_fork_sees_what_the_robot_does(robot: Robot) -> None:
+    time.sleep(2.5 * DT_S)  # on the way through a chunk
+    assert robot.call(ForkSession, "fork_session", new_session="fork").error_code == 0
+    for expected in (0, 1):
+        made = robot.decide(session="fork")
+        assert (made.error_code, made.error_msg) == (0, "")
+        assert made.chunk.session == "fork" and made.chunk.horizon == 8
+        assert np.isfinite(np.asarray(made.chunk.data)).all(), expected
+    assert robot.call(DropCapsule, "drop_capsule", name="fork", session=True).error_code == 0
+
+
+def test_an_episode_is_begun_by_a_request(robot: Robot) -> None:
+    before = len(robot.chunks)
+    answer = robot.call(Trigger, "restart")
+    assert answer.success and answer.message == ""
+    again = wait_until(
+        lambda: [chunk for chunk in robot.chunks[before:] if chunk.sequence == 0], 5.0, "an episode"
+    )
+    assert again[0].horizon == 4
+
+
 def test_an_activation_begins_an_episode(robot: Robot) -> None:
+    time.sleep(2.5 * DT_S)
     assert robot.change(DEACTIVATE)
+    # Stopped on the way, what the last decision left is not lost.
+    assert robot.call(SaveCapsule, "save_capsule", name="stopped").error_code == 0
     before = len(robot.chunks)
     assert robot.change(ACTIVATE)
     wait_until(lambda: len(robot.chunks) >= before + 2, 10.0, lambda: robot.target.log)
