@@ -189,8 +189,11 @@ class Qualifier(Protocol):
         or arrays by input where several take some. With a history it is an episode's first one.
         """
 
-    def actions(self, values: Mapping[str, Array], noise: Any) -> Array:
-        """The raw actions [H, padded action dim] float32 alone, of windows and noise."""
+    def actions(self, values: Mapping[str, Array], noise: Any, turn: int = 0) -> Array:
+        """The raw actions [H, padded action dim] float32 alone, of windows and noise.
+
+        With a history: of decision ``turn`` of an episode; those before were asked for in order.
+        """
 
 
 class Policy(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,19 @@ import pytest
 pytest.importorskip("rclpy")
 
 from flashrt_ros.srv import Decide, DropCapsule, ForkSession, RestoreCapsule, SaveCapsule
+from rcl_interfaces.srv import SetParameters
+from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 
+from flashrt_core.load import LoadOptions, load
+from flashrt_core.policies.base import Observation
 from flashrt_ros.stamps import to_ns
 
-from .harness import ACTIVATE, DEACTIVATE, Robot, wait_until
+from .harness import ACTIVATE, CLEANUP, DEACTIVATE, Robot, wait_until
 
 pytestmark = pytest.mark.ros
 
-DT_S = 0.1
+DT_S, LIMIT = 0.06, 0.5
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +38,8 @@ def robot(start: Callable[..., Robot]) -> Robot:
         capsule_slots=2,
         max_sessions=2,
         output__commands__topic="commands",
-        limits__lower=[-0.1, -0.1, -0.1],
-        limits__upper=[0.1, 0.1, 0.1],
+        limits__lower=[-LIMIT] * 3,
+        limits__upper=[LIMIT] * 3,
         safe__action="hold",
     )
     robot.bring_up()
@@ -42,7 +47,42 @@ def robot(start: Callable[..., Robot]) -> Robot:
     return robot
 
 
-def test_chunks_follow_each_other(robot: Robot) -> None:
+@pytest.fixture(scope="module")
+def expected(robot: Robot) -> list[np.ndarray]:
+    """The chunks of an episode whose pictures are all the same, executed within the limits."""
+    session = load(
+        LoadOptions(
+            policy="lingbot_va",
+            preset="tiny",
+            device="cpu",
+            views=("view_0",),
+            state_dim=3,
+            action_dim=3,
+            prompt="wave",
+            steps=1,
+            threads=1,
+        )
+    )
+    seen = {"view_0": np.full((24, 32, 3), 90, np.uint8)}
+    state, chunks = np.full(3, 0.25), list[np.ndarray]()
+    for pictures in (1, 4, 8, 8):
+        for _ in range(pictures - 1):
+            session.record(seen)
+        done = np.clip(chunks[-1], -LIMIT, LIMIT) if chunks else None
+        chunks.append(session.decide(Observation(seen, state), executed=done).actions)
+    free = np.abs(np.concatenate(chunks)) < LIMIT
+    assert 0.2 < free.mean() < 0.9, "some are clamped, some are not"
+    session.engine.close()
+    return chunks
+
+
+def equal(chunks: list[Any], expected: list[np.ndarray]) -> None:
+    for chunk, wanted in zip(chunks, expected, strict=True):
+        found = np.asarray(chunk.data, np.float32).reshape(wanted.shape)
+        assert np.abs(found - wanted).max() < 1e-6, chunk.sequence
+
+
+def test_chunks_follow_each_other(robot: Robot, expected: list[np.ndarray]) -> None:
     wait_until(lambda: len(robot.chunks) >= 4, 15.0, lambda: robot.target.log)
     chunks = robot.chunks[:4]
     assert [chunk.sequence for chunk in chunks] == [0, 1, 2, 3]
@@ -52,7 +92,7 @@ def test_chunks_follow_each_other(robot: Robot) -> None:
         # Never before the chunk is over, and as soon as an observation and a decision are made.
         late_s = (next_ns - begun) * 1e-9 - DT_S * chunk.horizon
         assert 0 <= late_s < 1.0
-        assert np.isfinite(np.asarray(chunk.data, np.float32)).all()
+    equal(chunks, expected)
 
 
 def test_a_healthy_node_warns_of_nothing(robot: Robot) -> None:
@@ -119,6 +159,29 @@ def test_an_episode_is_begun_by_a_request(robot: Robot) -> None:
         lambda: [chunk for chunk in robot.chunks[before:] if chunk.sequence == 0], 5.0, "an episode"
     )
     assert again[0].horizon == 4
+
+
+def test_on_request_alone_pictures_and_limits_count_too(
+    robot: Robot, expected: list[np.ndarray]
+) -> None:
+    """As the rest, with ``rate_hz`` 0: nothing but requests begins a chunk."""
+    assert robot.change(DEACTIVATE) and robot.change(CLEANUP)
+    rate = Parameter("rate_hz", value=0.0).to_parameter_msg()
+    answer = robot.call(SetParameters, "set_parameters", parameters=[rate])
+    assert answer.results[0].successful
+    robot.bring_up()
+    made = [robot.decide(timeout_s=5.0) for _ in range(4)]
+    assert [(one.error_msg, one.chunk.horizon) for one in made] == [
+        ("", rows) for rows in (4, 8, 8, 8)
+    ]
+    equal([one.chunk for one in made], expected)
+    decisions = robot.fresh_part("decisions")
+    assert int(decisions["late_pictures"]) <= 1, "23 would be, were none kept on the way"
+    assert robot.call(SaveCapsule, "save_capsule", name="stopped").error_code == 0
+    assert robot.change(DEACTIVATE) and robot.change(CLEANUP)
+    rate = Parameter("rate_hz", value=50.0).to_parameter_msg()
+    robot.call(SetParameters, "set_parameters", parameters=[rate])
+    robot.bring_up()
 
 
 def test_an_activation_begins_an_episode(robot: Robot) -> None:
