@@ -13,6 +13,7 @@
 #include "quantise.cuh"
 #include "stream.cuh"
 #include "vector.cuh"
+#include "warps.cuh"
 
 namespace flashrt {
 namespace heads {
@@ -247,7 +248,7 @@ class Heads {
     if constexpr (S::kBarrier == 0) {
       __syncthreads();
     } else {
-      asm volatile("bar.sync %0, %1;" ::"n"(S::kBarrier), "n"(32 * kWarps) : "memory");
+      sync_warps<S::kBarrier, 32 * kWarps>();
     }
   }
   // This warp's sums, and of each row its largest score and its sum.
