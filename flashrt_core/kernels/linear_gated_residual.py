@@ -9,9 +9,9 @@ from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
 from .few_rows_linear import row_maps, streamed_plan
 from .launch import Launcher, require_bf16, require_bf16_rows, row_threads
+from .low_bit import require_e4m3
 from .maths import matmul
 from .op import Lane, Op
-from .low_bit import require_e4m3
 from .quantised import given
 from .skinny import SkinnyPlan, choose_plan, whole_plans
 
