@@ -189,6 +189,11 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef D16
 #undef D4
 
+// Waits for the other warps that use barrier `id` of the block, `threads` in all.
+__device__ __forceinline__ void wgmma_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 #endif  // FLASHRT_SM90A
 
 }  // namespace flashrt
