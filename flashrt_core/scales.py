@@ -12,18 +12,18 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import FlashRTError, OptionError
-from ..files import local_path
-from ..fingerprint import Fingerprint, sha256_of
-from ..outputs import write_text
-from ..precision import Precision, Site
-from ..specs import ShapeKey
+from .errors import FlashRTError, OptionError
+from .files import local_path
+from .fingerprint import Fingerprint, sha256_of
+from .outputs import write_text
+from .precision import Precision, Site
+from .specs import ShapeKey
 
 FORMAT, VERSION = "flashrt calibration", 1
 #: What scales belong to: parts of a fingerprint, and of the transforms those in front.
@@ -65,6 +65,7 @@ class Calibration:
         method: which of a range the scales come from, "amax" or "percentile".
         percentile: of the ranges.
         sites: by name; every site of the policy, whatever the plan makes of it.
+        path: file that it was read from; None for one that was made just now.
     """
 
     key: Mapping[str, str]
@@ -73,11 +74,18 @@ class Calibration:
     method: str
     percentile: float
     sites: Mapping[str, Range]
+    path: Path | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the whole content; part of the fingerprint."""
         return sha256_of(self._document())
+
+    def __str__(self) -> str:
+        """Which one it is, for people: where it lies, what it was made of and its digest."""
+        count, origin = len(self.observations), self.recorder.get("observations", "unknown")
+        place = "not in a file" if self.path is None else str(self.path)
+        return f"{place} ({count} observations, {origin}; digest {self.digest[:16]})"
 
     def scales(self, site: str) -> list[float]:
         """Scale of a site's input, a number a layer: the least power of two that fits the range.
@@ -219,6 +227,7 @@ def read_calibration(path: Path) -> Calibration:
             method=str(document["method"]),
             percentile=float(document["percentile"]),
             sites={str(name): _range(value) for name, value in document["sites"].items()},
+            path=path,
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         got = f"a malformed one ({type(error).__name__}: {error})"
