@@ -109,6 +109,11 @@ class StreamedProduct : protected FewRows<S, Op> {
   __device__ __forceinline__ unsigned char* stage(int step) const {
     return shared_ + step % S::kStages * S::kStageBytes;
   }
+  // Which 64 columns a step takes with kLate: tiles begin with different ones, as all read the same x.
+  __device__ __forceinline__ int columns(int step) const {
+    const int shifted = step + tile_ % S::kSteps;
+    return shifted < S::kSteps ? shifted : shifted - S::kSteps;
+  }
   __device__ __forceinline__ uint32_t full(int step) const {
     return shared_address(barrier(kWeightsCame + step % S::kStages));
   }
@@ -128,7 +133,7 @@ class StreamedProduct : protected FewRows<S, Op> {
     // What is left of a short share comes as far as the second-level cache.
     if constexpr (S::kLate && S::kSteps <= 2 * S::kStages) {
       for (int step = S::kStages; step < S::kSteps; ++step) {
-        prefetch_tile(*in_.tiles, split_ * S::kDepth + step * 64, tile_ * S::kRows);
+        prefetch_tile(*in_.tiles, split_ * S::kDepth + columns(step) * 64, tile_ * S::kRows);
       }
     }
   }
@@ -136,12 +141,12 @@ class StreamedProduct : protected FewRows<S, Op> {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                split_ * S::kDepth + step * 64, S::box_row(tile_, box));
+                split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64, S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
-              split_ * S::kDepth + step * 64, 0);
+              split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64, 0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {
@@ -188,7 +193,8 @@ class StreamedProduct : protected FewRows<S, Op> {
                                                 float (&totals)[4]) const {
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const int k = step * 64 + part * 16 + lane_ % 4 * 2;
+      int k = step * 64 + part * 16 + lane_ % 4 * 2;
+      if constexpr (S::kLate) k += (columns(step) - step) * 64;
       if constexpr (S::kMaxTokens < 48) {
         if (slab_ != 3 && slab_ >= S::kMaxTokens / 16) {
           x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
