@@ -48,6 +48,8 @@ EMULATED_EVERYWHERE = (
     "test_fused_geglu_tiles[8-glu_linear_gelu_tanh_152_64_4_2_bf16_sm90]",
     "test_norms_into_e4m3[3-8-",
     "test_8_bit_weights_of_any_size[7-48-128-",
+    "test_keys_count_as_their_bias_says[7-300-2-2-128-0.4]",
+    "test_frames_are_convolved[1-2-2-6-8-176-",
 )
 
 
