@@ -128,7 +128,7 @@ def layer_norm_linear(
         eps: added to the (biased) variance.
         activation: as of ``linear``.
         x_scale: [1] float32: n is quantised with it before the product.
-        weight_scale: [N] float32, of a quantised ``weight``: a row's.
+        weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, D/run] of four bits.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
+from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, require_bf16, row_threads
 from .low_bit import no_kernel
 from .maths import matmul
@@ -85,6 +86,10 @@ def linear_gated_residual_launch(
     weight_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else product and gated addition as two."""
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        ends = Ends(bias, gate=gate, residual=out)
+        if four_bit_linear(launcher, "linear_gated_residual", x, weight, weight_scale, out, ends):
+            return
     if bias is not None:
         raise no_kernel("linear_gated_residual", expected="no bias", got="one")
     require_bf16("linear_gated_residual", x=x, out=out)
@@ -153,7 +158,7 @@ def linear_gated_residual(
         out: [M, N] float, the residual stream; apart from ``x``.
         bias: [N] float, or None.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
-        weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
+        weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, K/run] of four bits.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.

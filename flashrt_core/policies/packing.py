@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..kernels.quantised import quantise_rows, quantise_runs, quantise_whole
+from ..kernels.four_bits import quantise_runs
+from ..kernels.quantised import quantise_rows, quantise_whole
 from ..tensors import TensorSource, TensorSpec
 
 #: What a product or a norm has.
