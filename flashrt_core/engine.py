@@ -10,18 +10,17 @@ interface drives it, and everything here that would touch their state is refused
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from .c_interface.export import Lent, Returned
 from .capsule.state import HostState, slot_specs
 from .capsule.store import CapsuleStore, Held
 from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
-from .drawing import NoiseInputs
+from .drawing import SEEDS, NoiseInputs
 from .errors import (
-    ContractError,
     DeviceError,
     FlashRTError,
     InputError,
@@ -31,18 +30,22 @@ from .errors import (
 )
 from .guidance import Guide
 from .plan import Plan
-from .session import SEEDS, Session
+from .resident import Resident, Returned, Tenant
 from .text import check_text
 from .whole_numbers import whole_number
 from .working_set import Traffic, WorkingSet, set_buffers, set_specs
 
+#: The kind of session that an engine makes; see resident.py.
+SessionT = TypeVar("SessionT", bound=Resident)
 
-class Engine:
+
+class Engine(Generic[SessionT]):
     """Owns everything a plan needs on a device.
 
     Args:
         plan: contract, stage bodies, weights.
         device: where it runs; closed by :meth:`close`.
+        make_session: makes a session of this engine, of a name and a state.
         max_sessions: sessions that may exist at once, each with a parking slot.
         capsule_slots: capsules that may be held in the device's memory at once.
         host_slots: capsules that may be held in the host's.
@@ -54,6 +57,7 @@ class Engine:
         self,
         plan: Plan,
         device: Device,
+        make_session: Callable[[Engine[SessionT], str, HostState], SessionT],
         *,
         max_sessions: int = 4,
         capsule_slots: int = 4,
@@ -68,8 +72,9 @@ class Engine:
         self.device = device
         self.max_sessions = max_sessions
         self.traffic = Traffic()
-        self.sessions: dict[str, Session] = {}
-        self.lent: Lent | None = None
+        self._make_session = make_session
+        self.sessions: dict[str, SessionT] = {}
+        self.lent: Tenant | None = None
         self.parked: set[str] = set()
         self.parking: dict[str, Tensor] = {}
         self._set_of: dict[str, WorkingSet] = {}
@@ -113,7 +118,7 @@ class Engine:
             self.check_here("capsules")
         return self.capsules
 
-    def set_of(self, session: Session) -> WorkingSet:
+    def set_of(self, session: Resident) -> WorkingSet:
         """The set of buffers that a session uses."""
         return self._set_of[session.name]
 
@@ -132,7 +137,7 @@ class Engine:
             steps=first.steps,
         )
 
-    def session(self, name: str) -> Session:
+    def session(self, name: str) -> SessionT:
         """The session called ``name``; SessionError with the known names otherwise."""
         session = self.sessions.get(name) if isinstance(name, str) else None
         if session is None:
@@ -143,20 +148,20 @@ class Engine:
             )
         return session
 
-    def create_session(self, name: str, *, seed: int = 0, prompt: str = "") -> Session:
+    def create_session(self, name: str, *, seed: int = 0, prompt: str = "") -> SessionT:
         """A new session with nothing observed yet.
 
         SessionError on a taken or empty name, SessionLimitError beyond ``max_sessions``, InputError
         on a seed that is no whole number of 64 bits, or on the prompt.
         """
         self._claim(name)
-        session = Session(self, name, HostState(seed=_checked_seed(seed)))
+        session = self._make_session(self, name, HostState(seed=_checked_seed(seed)))
         if prompt != "":
             session.set_prompt(prompt)
         self._register(session)
         return session
 
-    def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> Session:
+    def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> SessionT:
         """A new session that starts from a capsule, or from the live state of session ``source``.
 
         It inherits prompt, seed and decision index, so its next action equals what the source's
@@ -180,7 +185,7 @@ class Engine:
             host = parent.host_state()
             if host.shape is not None:
                 copier.save(host.shape, slot, host.turn)
-        session = Session(self, name, host)
+        session = self._make_session(self, name, host)
         self._register(session)
         if host.lineage.made:
             self.parked.add(name)
@@ -197,7 +202,7 @@ class Engine:
         self.parked.discard(name)
         del self.sessions[name]
 
-    def admit(self, session: Session, capsule: Held | None = None) -> WorkingSet:
+    def admit(self, session: Resident, capsule: Held | None = None) -> WorkingSet:
         """Make ``session`` the one whose state its buffers hold, and tell which these are.
 
         Called before every use. With a ``capsule``, the state is what that holds.
@@ -219,19 +224,6 @@ class Engine:
         working.admit(session, self.parking, self.parked, self.traffic, capsule)
         return working
 
-    def export(self, session: Session) -> Lent:
-        """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
-        if self.contract.history is not None:
-            raise ContractError(
-                f"export of policy {self.contract.policy!r}",
-                expected="one whose decisions stand alone",
-                got="one with a history",
-            )
-        if self.lent is None:
-            self.admit(session)
-            self.lent = Lent(self)
-        return self.lent
-
     def take_back(self, seats: Sequence[Returned], traffic: Traffic) -> None:
         """Go on from what the C interface left; ``seats``: all parking slots, who has them."""
         self.lent = None
@@ -245,7 +237,8 @@ class Engine:
                 continue
             session = self.sessions.get(seat.name)
             if session is None:  # forked there
-                session = self.sessions[seat.name] = Session(self, seat.name, seat.host)
+                session = self._make_session(self, seat.name, seat.host)
+                self.sessions[seat.name] = session
             session.take_over(seat.host, seat.page)
             self.parking[seat.name] = seat.slot
             self._set_of[seat.name] = self.sets[seat.working_set]
@@ -256,7 +249,7 @@ class Engine:
 
     def replay(
         self,
-        session: Session,
+        session: Resident,
         stages: tuple[StageSpec, ...],
         shape: ShapeKey,
         *,
@@ -358,7 +351,7 @@ class Engine:
                 remedy="drop a session or raise max_sessions",
             )
 
-    def _register(self, session: Session) -> None:
+    def _register(self, session: SessionT) -> None:
         working = self.sets[0]
         if len(self.sets) > 1:
             working = min(self.sets, key=list(self._set_of.values()).count)
@@ -385,7 +378,7 @@ def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
         ) from error
 
 
-def describe(engine: Engine) -> dict[str, object]:
+def describe(engine: Engine[SessionT]) -> dict[str, object]:
     """Numbers for diagnostics: sessions, what their switches cost, capsules, bytes."""
     store = engine.capsules
     return {

@@ -148,6 +148,7 @@ def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
     engine = Engine(
         plan,
         device,
+        Session,
         max_sessions=options.max_sessions,
         capsule_slots=options.capsule_slots,
         host_slots=options.host_slots,

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from .c_interface.export import Export
+from .c_interface.export import Export, lend
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .decision import Decision, check_finite
 from .drawing import NOISE, SEEDS, Noise, checked_value, noise_for
+from .engine import Engine
 from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
@@ -29,9 +30,6 @@ from .past import Past
 from .policies.base import Observation, Processor
 from .text import check_text
 from .whole_numbers import whole_number
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 __all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
 
@@ -44,7 +42,7 @@ ACTIONS = "actions"
 class Session:
     """Created by :class:`~flashrt_core.engine.Engine`, never directly."""
 
-    def __init__(self, engine: Engine, name: str, host: HostState) -> None:
+    def __init__(self, engine: Engine[Session], name: str, host: HostState) -> None:
         self.name = name
         self.engine = engine
         self.ledger = Ledger(engine.contract, host.lineage)
@@ -292,7 +290,7 @@ class Session:
         use or change their state here raises SessionError. ContractError or DeviceError where the
         plan or this installation cannot be exported; nothing changes then.
         """
-        return self.engine.export(self).open(self)
+        return lend(self.engine, self).open(self)
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""

@@ -64,7 +64,8 @@ class PolicyNode(LifecycleNode):
         super().__init__(name, **kwargs)
         self.idle = tuple(idle)
         self._config: NodeConfig | None = None
-        self.own_name = OwnName(self)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.own_name = OwnName(self, steady)
         self.runtime: Runtime | None = None
         self.configure_failures = 0
         self.callback_errors = 0
@@ -86,7 +87,6 @@ class PolicyNode(LifecycleNode):
         )
         # Not `_services`: rclpy keeps its own list under that name.
         self._policy_services = Services(self)
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.diagnostics = Diagnostics(self, steady)
         self._autostart = Autostart(self, steady)
 
@@ -114,7 +114,9 @@ class PolicyNode(LifecycleNode):
             )
 
         result = self._guarded("configure", configure)
-        self.configure_failures += result != TransitionCallbackReturn.SUCCESS
+        if result != TransitionCallbackReturn.SUCCESS:
+            self.configure_failures += 1
+            self.own_name.release()
         return result
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -153,6 +155,7 @@ class PolicyNode(LifecycleNode):
     def teardown(self) -> None:
         """Release what configure made. The one way down; harmless when there is nothing."""
         runtime, self.runtime = self.runtime, None
+        self.own_name.release()
         if runtime is not None:
             runtime.close()
         for entity in self._managed_entities:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,10 +120,12 @@ def _machine() -> Any:
 
 
 @cache
-def _kernels(op: str, architecture: int) -> dict[str, _Declared]:
-    """Entries of an op's library by name."""
+def _kernels(
+    source: Path, architecture: int, changes: tuple[build.Change, ...]
+) -> dict[str, _Declared]:
+    """Entries of a library by name."""
     _machine()
-    loaded = ctypes.CDLL(str(build.library(op, architecture)))
+    loaded = ctypes.CDLL(str(build.library(source, architecture, changes)))
     found, index = {}, 0
     table = ctypes.cast(loaded.emulator_declared, ctypes.POINTER(_Declared))
     while table[index].name:
@@ -135,6 +138,8 @@ class EmulatedLauncher:
     """See :class:`flashrt_core.kernels.launch.Launcher`; keeps what is launched for replays.
 
     Attributes:
+        sources: files whose kernels it has beside those of csrc/ops.
+        changes: to the text of files, by their stem.
         steps: what a replay does, in order.
         launched: names of what was launched, products as "matmul".
         way: which of an op's ways :meth:`fastest` takes; the first where it has no such.
@@ -142,6 +147,8 @@ class EmulatedLauncher:
 
     def __init__(self, architecture: int, workers: int, seed: int) -> None:
         self.architecture = architecture
+        self.sources: tuple[Path, ...] = ()
+        self.changes: dict[str, tuple[build.Change, ...]] = {}
         self.multiprocessors = 132
         self.workers, self.seed = workers, seed
         self.steps: list[Callable[[], None]] = []
@@ -161,12 +168,7 @@ class EmulatedLauncher:
         cluster: Size | None = None,
         pdl: bool = True,
     ) -> None:
-        op = entries().get(kernel)
-        declared = _kernels(op.stem, self.architecture).get(kernel) if op else None
-        if declared is None:
-            raise EmulationError(
-                f"kernel {kernel!r}: no entry for architecture {self.architecture}"
-            )
+        declared = self._declared(kernel)
         fixed = tuple(declared.cluster)
         blocks = sizes(cluster) if cluster is not None else fixed if fixed[0] else (1, 1, 1)
         shape = (*sizes(grid), *sizes(block), *blocks)
@@ -199,6 +201,14 @@ class EmulatedLauncher:
             assert kept is not None
 
         self._keep(kernel, step)
+
+    def _declared(self, kernel: str) -> _Declared:
+        known = entries().get(kernel)
+        for source in (known,) if known else self.sources:
+            changes = self.changes.get(source.stem, ())
+            if kernel in (found := _kernels(source, self.architecture, changes)):
+                return found[kernel]
+        raise EmulationError(f"kernel {kernel!r}: no entry for architecture {self.architecture}")
 
     def matmul(
         self,
