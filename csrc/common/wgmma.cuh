@@ -59,6 +59,8 @@ struct WgmmaRegisters;
 #define ACCUMULATORS_32 D16(0), D16(16)
 #define ACCUMULATORS_36 D16(0), D16(16), D4(32)
 #define ACCUMULATORS_48 D16(0), D16(16), D16(32)
+#define ACCUMULATORS_56 D16(0), D16(16), D16(32), D4(48), D4(52)
+#define ACCUMULATORS_64 D64(0)
 #define ACCUMULATORS_72 D64(0), D4(64), D4(68)
 #define ACCUMULATORS_76 D64(0), D4(64), D4(68), D4(72)
 #define ACCUMULATORS_80 D64(0), D16(64)
@@ -77,10 +79,9 @@ struct WgmmaRegisters;
 #define REGISTERS_32 REGISTERS_28 ", %28, %29, %30, %31"
 #define REGISTERS_36 REGISTERS_32 ", %32, %33, %34, %35"
 #define REGISTERS_48 REGISTERS_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define REGISTERS_72 \
-  REGISTERS_48 \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59" \
-  ", %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71"
+#define REGISTERS_56 REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define REGISTERS_64 REGISTERS_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGISTERS_72 REGISTERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define REGISTERS_76 REGISTERS_72 ", %72, %73, %74, %75"
 #define REGISTERS_80 REGISTERS_76 ", %76, %77, %78, %79"
 #define REGISTERS_84 REGISTERS_80 ", %80, %81, %82, %83"
@@ -142,6 +143,8 @@ WGMMA(56, 28, 28, 29, 30, 31, 32, 33, 34)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
 WGMMA(72, 36, 36, 37, 38, 39, 40, 41, 42)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
+WGMMA(112, 56, 56, 57, 58, 59, 60, 61, 62)
+WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 WGMMA(144, 72, 72, 73, 74, 75, 76, 77, 78)
 WGMMA(152, 76, 76, 77, 78, 79, 80, 81, 82)
 WGMMA(160, 80, 80, 81, 82, 83, 84, 85, 86)
@@ -172,6 +175,10 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef ACCUMULATORS_36
 #undef REGISTERS_48
 #undef ACCUMULATORS_48
+#undef REGISTERS_56
+#undef ACCUMULATORS_56
+#undef REGISTERS_64
+#undef ACCUMULATORS_64
 #undef REGISTERS_80
 #undef ACCUMULATORS_80
 #undef REGISTERS_72
@@ -191,6 +198,16 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef D64
 #undef D16
 #undef D4
+
+// A warpgroup's registers a thread, fewer for one that fetches and more for one that multiplies.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 // Waits for the other warps that use barrier `id` of the block, `threads` in all.
 __device__ __forceinline__ void wgmma_sync(int id, int threads) {

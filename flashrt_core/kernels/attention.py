@@ -10,7 +10,6 @@ from torch import Tensor
 from ..errors import ContractError
 from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
-from .low_bit import no_kernel
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
@@ -168,10 +167,55 @@ def _few_queries(
     )
 
 
-def _require_alike(key_bias: Tensor | None) -> None:
-    """ContractError unless all keys count alike."""
-    if key_bias is not None:
-        raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
+#: Shared memory of the kernels of keys that count differently: of a block, of one of a cluster, and
+#: in front of the biases of the one for Hopper, which has 4 bytes a key and as many a block of 64.
+_BIASED_SHARED, _SPLIT_SHARED, _BIASED_SM90_SHARED = 70_144, 113_552, 147_600
+_MOST_SHARED = 232_448
+#: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
+_SPLIT, _MANY_KEYS = 8, 256
+
+
+def _biased(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    key_bias: Tensor,
+    segments: int,
+    scale: float,
+) -> None:
+    """Keys that count as a bias says, for heads of 128 numbers."""
+    into = output_suffix("attention", out)
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
+    rows, keys = rows // segments, keys // segments
+    tiles = heads * segments * blocks(rows, 16)
+    padded = blocks(keys, 64) * 64
+    shared = _BIASED_SM90_SHARED + padded * 4 + padded // 64 * 4
+    long = keys >= _MANY_KEYS
+    fits = heads == kv_heads and shared <= _MOST_SHARED
+    if launcher.architecture == 90 and long and fits and rows > 32:
+        maps = tuple(
+            TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
+            for each in (q, k, v)
+        )
+        args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
+        grid = (blocks(rows, 64), heads, segments)
+        kernel = f"attention_biased_d128_{into}_sm90"
+        launcher.launch(kernel, grid, 384, args, shared_bytes=shared)
+        return
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
+    sizes = (rows, keys, heads // kv_heads, *strides, scale)
+    every = (q, k, v, out, out_scale, key_bias, *sizes)
+    kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
+    able = launcher.architecture // 10 in LARGE_CLUSTERS
+    if able and long and tiles <= launcher.multiprocessors:
+        grid = (_SPLIT * tall, heads, segments)
+        split = f"{kernel}_cluster"
+        launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)
+        return
+    launcher.launch(kernel, (tall, heads, segments), 128, every, shared_bytes=_BIASED_SHARED)
 
 
 def attention_launch(
@@ -191,13 +235,12 @@ def attention_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
-    _require_alike(key_bias)
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
-    if dim in (64, 72) and runs and prefix_length is None:
+    if dim in (64, 72) and runs and prefix_length is None and key_bias is None:
         launcher.launch(
             f"attention_segments_d{dim}_{into}",
             (4, heads, segments),
@@ -212,13 +255,18 @@ def attention_launch(
             expected="the heads of a row side by side",
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
-    if dim == 256 and kv_heads == 1 and segments == 1 and not causal and k.stride(0) == v.stride(0):
+    alike = key_bias is None
+    shared = dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0)
+    if shared and not causal and alike:
         _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
         return
     sizes = (rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
-    if dim in _HEADS_SHARED:
+    if key_bias is not None and dim == 128 and not causal and prefix_length is None:
+        _biased(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
+        return
+    if dim in _HEADS_SHARED and alike:
         launcher.launch(
             f"attention_heads_d{dim}_{into}",
             (blocks(sizes[0], 16), heads, segments),
@@ -227,11 +275,15 @@ def attention_launch(
             shared_bytes=_HEADS_SHARED[dim],
         )
         return
-    if dim > 256:
-        raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
+    if dim > 1024:
+        raise ContractError("attention on device 'cuda'", expected="heads of at most 1024", got=dim)
     plain = (rows, heads, kv_heads, dim, *sizes, int(causal), *strides, scale)
     args = (*tensors, *plain)
-    launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+    if dim <= 256 and alike:
+        launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+        return
+    kernel = f"attention_rows_biased_{'wide_' if dim > 256 else ''}{into}"
+    launcher.launch(kernel, blocks(rows * heads, 4), 128, (*args, key_bias))
 
 
 def _shared_kv(

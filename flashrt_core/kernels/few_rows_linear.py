@@ -20,9 +20,12 @@ from .skinny import SkinnyPlan
 _TOKENS = 48
 
 
-def _tiled(kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
+def streamed_plan(
+    kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int, tokens: int = _TOKENS
+) -> SkinnyPlan:
+    """A kernel that takes x and the weight as maps of tiles."""
     name = f"{kernel}_k{depth}_{rows}_bf16_sm90"
-    return SkinnyPlan(name, depth, _TOKENS, rows, shared_bytes, cluster=cluster, tiles=True)
+    return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, tiles=True)
 
 
 def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
@@ -32,18 +35,22 @@ def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int
 
 
 LINEAR_PLANS = (
-    _tiled("linear", 1536, 32, 67648, 4),
-    _tiled("linear", 1536, 48, 83008, 4),
-    _tiled("linear", 1536, 96, 92208, 2),
-    _tiled("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 1536, 32, 67648, 4),
+    streamed_plan("linear", 1536, 48, 83008, 4),
+    streamed_plan("linear", 1536, 96, 92208, 2),
+    streamed_plan("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
     _whole("linear", 1536, 48, 38432, 4),
     _whole("linear", 6144, 48, 38432, 8),
 )
 NORM_PLANS = (
-    _tiled("layer_norm_linear", 1536, 32, 74560, 4),
-    _tiled("layer_norm_linear", 1536, 48, 90176, 4),
-    _tiled("layer_norm_linear", 1536, 72, 85872, 2),
-    _tiled("layer_norm_linear", 1536, 96, 103152, 2),
+    streamed_plan("layer_norm_linear", 1536, 32, 74560, 4),
+    streamed_plan("layer_norm_linear", 1536, 48, 90176, 4),
+    streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
+    streamed_plan("layer_norm_linear", 1536, 96, 103152, 2),
+    streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 112, 96688, 1, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
     _whole("layer_norm_linear", 1536, 44, 48416, 2),
     _whole("layer_norm_linear", 1536, 44, 45344, 4),
 )
@@ -137,13 +144,15 @@ def _operands(
     """What a kernel is given of x and the weight, and which strides."""
     if not plan.tiles:
         return (x, weight, weight_scale), (x.stride(0),)
-    return row_maps(x, weight, plan.rows), ()
+    return row_maps(x, weight, plan.rows, plan.tokens), ()
 
 
-def row_maps(x: Tensor, weight: Tensor, rows: int) -> tuple[TensorMap, TensorMap]:
+def row_maps(
+    x: Tensor, weight: Tensor, rows: int, tokens: int = _TOKENS
+) -> tuple[TensorMap, TensorMap]:
     """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
     (count, depth), (width, _) = x.shape, weight.shape
     return (
-        TensorMap(x.data_ptr(), count, depth, x.stride(0), _TOKENS, 64),
+        TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64),
         TensorMap(weight.data_ptr(), width, depth, depth, rows, 64),
     )
