@@ -86,7 +86,7 @@ class FourBitProduct : FewRows<S, Op> {
  public:
   __device__ __forceinline__ FourBitProduct(const FewRowsInput<FourBitTile>& input, Op& op)
       : Base(input, op) {
-    group_ = warp_ / 4;
+    group_ = __shfl_sync(0xffffffffu, warp_ / 4, 0);  // the same for a warp, and known to be
     slab_ = warp_ % 4;  // of 16 rows of a tile
     row_ = lane_ / 4;
     part_ = lane_ % 4;
