@@ -8,9 +8,10 @@
 // thread are neighbours. Scales lie in the same tiles of rows: 64 for each run of columns.
 //
 // A block owns kDeep tiles of rows over kPieces runs; blocks of a cluster split K. Its two warpgroups take
-// the runs in turn, all rows of them, each through a ring of tiles of its own that bulk copies fill: before
-// pdl_wait() as many as it has places for, later one whenever one was used. So nobody waits for another
-// warpgroup. Scales come whole, and so does x behind pdl_wait(), in tiles that the products read.
+// the steps of 64 columns in turn, all rows of them, each through a ring of tiles of its own that bulk
+// copies fill: before pdl_wait() as many as it has places for, later one whenever one was used. So nobody
+// waits for another warpgroup. Scales come whole, and so does x behind pdl_wait(), in tiles that the
+// products read.
 //
 // The sums of a tile start at zero, and are added to those of the row times the run's scale, in float32:
 // W enters the tensor cores as whole numbers, and nothing is rounded on the way.
@@ -48,11 +49,11 @@ struct FourBitShape {
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kWide = (kTokens + 7) / 8 * 8;  // n of the products
-  static constexpr int kSteps = 2 * kPieces, kTurns = kSteps / kGroups;
+  static constexpr int kSteps = 2 * kPieces, kTurns = kSteps / kGroups;  // a turn is a warpgroup's step
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
-  static_assert(kPieces % kGroups == 0 && kStages <= kTurns, "whole turns");
+  static_assert(kStages <= kTurns, "each place is used");
   static_assert(kItems % kSplit == 0 && kMaxTokens % 8 == 0, "whole items a block");
 
   // Shared memory. Partial sums take the place of x and the ring; their pitch keeps the tokens of a warp
@@ -70,7 +71,7 @@ struct FourBitShape {
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
   static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 8 : 0);
-  static constexpr int kSharedBytes = (kBarriers + (2 + kGroups * (1 + kStages)) * 8 + 15) / 16 * 16;
+  static constexpr int kSharedBytes = (kBarriers + (2 + kGroups * (kTurns + kStages)) * 8 + 15) / 16 * 16;
   static_assert(kReceived % 16 == 0 && kBarriers % 8 == 0, "aligned");
 };
 
@@ -81,7 +82,7 @@ class FourBitProduct : FewRows<S, Op> {
   using Base = FewRows<S, Op>;
   using Base::barrier, Base::floats, Base::in_, Base::lane_, Base::op_, Base::shared_, Base::split_;
   using Base::thread_, Base::tile_, Base::warp_;
-  static constexpr int kScalesCame = 1, kTokensCame = 2, kTilesCame = 2 + S::kGroups;  // barriers
+  static constexpr int kScalesCame = 1, kTokensCame = 2, kTilesCame = 2 + S::kSteps;  // barriers
 
  public:
   __device__ __forceinline__ FourBitProduct(const FewRowsInput<FourBitTile>& input, Op& op)
@@ -109,12 +110,9 @@ class FourBitProduct : FewRows<S, Op> {
   }
 
  private:
-  // The step of K of a warpgroup's turn: two steps, a run, are its own, the next two the other's.
-  __device__ __forceinline__ int step(int turn) const {
-    return turn / 2 * (2 * S::kGroups) + group_ * 2 + turn % 2;
-  }
-  __device__ __forceinline__ uint32_t tokens_came() const {
-    return shared_address(barrier(kTokensCame + group_));
+  __device__ __forceinline__ int step(int turn) const { return turn * S::kGroups + group_; }
+  __device__ __forceinline__ uint32_t tokens_came(int step) const {
+    return shared_address(barrier(kTokensCame + step));
   }
   __device__ __forceinline__ uint32_t came(int stage) const {
     return shared_address(barrier(kTilesCame + group_ * S::kStages + stage));
@@ -131,14 +129,14 @@ class FourBitProduct : FewRows<S, Op> {
       if constexpr (S::kSplit > 1) this->expect_pushes();
       barrier_init(shared_address(barrier(kScalesCame)), 1);
     }
-    barrier_init(tokens_came(), 1);
+#pragma unroll 1
+    for (int turn = 0; turn < S::kTurns; ++turn) barrier_init(tokens_came(step(turn)), 1);
 #pragma unroll
     for (int stage = 0; stage < S::kStages; ++stage) barrier_init(came(stage), 1);
     barrier_init_fence();
 #pragma unroll 1
     for (int stage = 0; stage < S::kStages; ++stage) fetch_tiles(stage, stage);
     if (thread_ == 0) fetch_scales();
-    barrier_expect(tokens_came(), S::kTurns * S::kMaxTokens * 128);
   }
 
   __device__ __forceinline__ void fetch_tiles(int turn, int stage) const {
@@ -168,8 +166,10 @@ class FourBitProduct : FewRows<S, Op> {
   __device__ __forceinline__ void fetch_tokens() const {
 #pragma unroll 1
     for (int turn = 0; turn < S::kTurns; ++turn) {
-      copy_tile(*in_.rows, shared_address(x_tile(step(turn))), tokens_came(),
-                split_ * S::kDepth + step(turn) * 64, 0);
+      const int step = this->step(turn);
+      barrier_expect(tokens_came(step), S::kMaxTokens * 128);
+      copy_tile(*in_.rows, shared_address(x_tile(step)), tokens_came(step),
+                split_ * S::kDepth + step * 64, 0);
     }
   }
 
@@ -209,9 +209,10 @@ class FourBitProduct : FewRows<S, Op> {
     constexpr int kPieces = (S::kMaxTokens + 15) / 16;
     const int first = thread_ % 128 / 8, unit = thread_ % 8;
     float squares[kPieces] = {}, totals[kPieces] = {};
-#pragma unroll 1
+#pragma unroll 2
     for (int turn = 0; turn < S::kTurns; ++turn) {
       const int step = this->step(turn);
+      barrier_wait(tokens_came(step), 0);
       const uint4 growth = *reinterpret_cast<const uint4*>(shared_ + S::kScale + step * 128 + unit * 16);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
@@ -253,7 +254,6 @@ class FourBitProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void multiply() {
     float sums[S::kDeep][S::kWide / 2] = {};
-    barrier_wait(tokens_came(), 0);
     if constexpr (S::kNorm) condition();
     barrier_wait(shared_address(barrier(kScalesCame)), 0);
     int stage = 0;
@@ -261,6 +261,7 @@ class FourBitProduct : FewRows<S, Op> {
 #pragma unroll 1
     for (int turn = 0; turn < S::kTurns; ++turn) {
       const int step = this->step(turn);
+      if constexpr (!S::kNorm) barrier_wait(tokens_came(step), 0);
       barrier_wait(came(stage), phase);
       const uint64_t x = wgmma_tile(shared_address(x_tile(step)));
       const float* scales = floats(S::kRunScales) + step / 2 * 64 + slab_ * 16 + row_ * 2;

@@ -92,21 +92,23 @@ namespace flashrt {
 
 // Named for K, the rows of a block and the most tokens.
 using NormFour3072x256x16 = FourBitShape<16, 4, 6, 4, 3, true>;
-static_assert(NormFour3072x256x16::kSharedBytes == 115216, "as the launcher has it");
+static_assert(NormFour3072x256x16::kSharedBytes == 115296, "as the launcher has it");
 using NormFour3072x64x16 = FourBitShape<16, 1, 6, 4, 6, true>;
-static_assert(NormFour3072x64x16::kSharedBytes == 70720, "as the launcher has it");
+static_assert(NormFour3072x64x16::kSharedBytes == 70800, "as the launcher has it");
 using NormFour3072x128x32 = FourBitShape<32, 2, 6, 4, 3, true>;
-static_assert(NormFour3072x128x32::kSharedBytes == 110864, "as the launcher has it");
+static_assert(NormFour3072x128x32::kSharedBytes == 110944, "as the launcher has it");
 using NormFour3072x64x32 = FourBitShape<32, 1, 6, 4, 6, true>;
-static_assert(NormFour3072x64x32::kSharedBytes == 100160, "as the launcher has it");
+static_assert(NormFour3072x64x32::kSharedBytes == 100240, "as the launcher has it");
 using Four3072x64x16 = FourBitShape<16, 1, 6, 4, 6, false>;
-static_assert(Four3072x64x16::kSharedBytes == 54912, "as the launcher has it");
-using Four3072x64x32 = FourBitShape<32, 1, 6, 4, 6, false>;
-static_assert(Four3072x64x32::kSharedBytes == 83584, "as the launcher has it");
+static_assert(Four3072x64x16::kSharedBytes == 54992, "as the launcher has it");
+using Four3072x128x40 = FourBitShape<40, 2, 6, 4, 3, false>;
+static_assert(Four3072x128x40::kSharedBytes == 109728, "as the launcher has it");
+using Four3072x64x40 = FourBitShape<40, 1, 6, 4, 6, false>;
+static_assert(Four3072x64x40::kSharedBytes == 98000, "as the launcher has it");
 using Four14336x128x16 = FourBitShape<16, 2, 14, 8, 4, false>;
-static_assert(Four14336x128x16::kSharedBytes == 105568, "as the launcher has it");
-using Four14336x192x32 = FourBitShape<32, 3, 14, 8, 4, false>;
-static_assert(Four14336x192x32::kSharedBytes == 199264, "as the launcher has it");
+static_assert(Four14336x128x16::kSharedBytes == 105776, "as the launcher has it");
+using Four14336x192x40 = FourBitShape<40, 3, 14, 8, 3, false>;
+static_assert(Four14336x192x40::kSharedBytes == 221984, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -115,7 +117,8 @@ FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_64_16_w4_sm90, NormFour3072x64x16,
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_128_32_w4_sm90, NormFour3072x128x32, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_64_32_w4_sm90, NormFour3072x64x32, 2)
 FLASHRT_FOUR_BIT(linear_k3072_64_16_w4_sm90, Four3072x64x16, 2)
-FLASHRT_FOUR_BIT(linear_k3072_64_32_w4_sm90, Four3072x64x32, 2)
+FLASHRT_FOUR_BIT(linear_k3072_128_40_w4_sm90, Four3072x128x40, 2)
+FLASHRT_FOUR_BIT(linear_k3072_64_40_w4_sm90, Four3072x64x40, 2)
 FLASHRT_FOUR_BIT(linear_k14336_128_16_w4_sm90, Four14336x128x16, 2)
-FLASHRT_FOUR_BIT(linear_k14336_192_32_w4_sm90, Four14336x192x32, 1)
+FLASHRT_FOUR_BIT(linear_k14336_192_40_w4_sm90, Four14336x192x40, 1)
 #endif

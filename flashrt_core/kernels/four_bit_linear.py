@@ -25,16 +25,17 @@ def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int
 
 
 FOUR_BIT_LINEAR = (
-    _plan("linear", 3072, 64, 16, 54912, 4),
-    _plan("linear", 3072, 64, 32, 83584, 4),
-    _plan("linear", 14336, 128, 16, 105568, 8),
-    _plan("linear", 14336, 192, 32, 199264, 8),
+    _plan("linear", 3072, 64, 16, 54992, 4),
+    _plan("linear", 3072, 128, 40, 109728, 4),
+    _plan("linear", 3072, 64, 40, 98000, 4),
+    _plan("linear", 14336, 128, 16, 105776, 8),
+    _plan("linear", 14336, 192, 40, 221984, 8),
 )
 FOUR_BIT_NORM = (
-    _plan("layer_norm_linear", 3072, 256, 16, 115216, 4),
-    _plan("layer_norm_linear", 3072, 64, 16, 70720, 4),
-    _plan("layer_norm_linear", 3072, 128, 32, 110864, 4),
-    _plan("layer_norm_linear", 3072, 64, 32, 100160, 4),
+    _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
+    _plan("layer_norm_linear", 3072, 64, 16, 70800, 4),
+    _plan("layer_norm_linear", 3072, 128, 32, 110944, 4),
+    _plan("layer_norm_linear", 3072, 64, 32, 100240, 4),
 )
 #: Times that a weight may be read, the first time from memory, then from a cache that holds it:
 #: beyond, expanding it once is faster.
@@ -88,6 +89,8 @@ def four_bit_linear(
 ) -> bool:
     """Launches the product where a kernel takes it, many rows in runs. Whether one does.
 
+    Behind a norm there is one run: of more rows blocks would condition x longer than multiply it.
+
     Args:
         launcher: of the device.
         op: named in errors.
@@ -112,7 +115,7 @@ def four_bit_linear(
     most = max((plan.tokens for plan in plans), default=1)
     count = blocks(tokens, most)
     plan = four_bit_plan(plans, launcher, blocks(tokens, count), rows, depth)
-    if plan is None or count > _MOST_RUNS:
+    if plan is None or count > (_MOST_RUNS if norm is None else 1):
         return False
     require_bf16(op, x=x, bias=ends.bias, out=out, residual=residual)
     each = blocks(tokens, count)

@@ -46,7 +46,9 @@ def stored(draw: Any, columns: int, depth: int, run: int = 128) -> tuple[Tensor,
 
 
 def rows_of(plan: SkinnyPlan) -> list[int]:
-    return [rows for rows in ROWS if rows <= plan.tokens or plan.tokens == 32]
+    """What a plan takes, in one run behind a norm and in several elsewhere."""
+    several = plan in FOUR_BIT_LINEAR and plan.tokens > 16
+    return [rows for rows in ROWS if rows <= plan.tokens or several]
 
 
 @pytest.mark.parametrize("gained", [True, False])
@@ -74,6 +76,19 @@ def test_norm_in_front(
     out, want = empty(rows, columns), expected((rows, columns))
     twice(device, out, lambda lane: layer_norm_linear(lane, x, *norm, weight, bias, out, **ends))
     layer_norm_linear_ref(x.float(), *norm, weight, bias.float(), want, **ends)
+    assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize("rows", [33, 80])
+def test_norm_in_front_of_more_rows(device: Any, draw: Any, rows: int) -> None:
+    """A kernel of its own."""
+    weight, scale = stored(draw, 128, 3072)
+    x, bias = draw(rows, 3072, scale=2.0) + draw(rows, 1), draw(128)
+    gain, shift = 1.0 + draw(3072, dtype=F32, scale=0.3), draw(3072, dtype=F32, scale=0.3)
+    ends: dict[str, Any] = {"eps": 1e-6, "activation": "gelu_tanh", "weight_scale": scale}
+    out, want, args = empty(rows, 128), expected((rows, 128)), (x, gain, shift, weight)
+    run(device, lambda lane: layer_norm_linear(lane, *args, bias, out, **ends))
+    layer_norm_linear_ref(x.float(), gain, shift, weight, bias.float(), want, **ends)
     assert error(out, want) < CHAINED
 
 
