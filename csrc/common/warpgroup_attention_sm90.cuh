@@ -11,6 +11,7 @@
 #include "stream.cuh"
 #include "tile_copy.cuh"
 #include "vector.cuh"
+#include "warps.cuh"
 #include "wgmma.cuh"
 
 namespace flashrt {

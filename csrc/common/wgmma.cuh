@@ -199,16 +199,6 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef D16
 #undef D4
 
-// A warpgroup's registers a thread, fewer for one that fetches and more for one that multiplies.
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
 // Waits for the other warps that use barrier `id` of the block, `threads` in all.
 __device__ __forceinline__ void wgmma_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -29,13 +29,13 @@ static_assert(kBiases == 147600, "as the launcher has it");
 __device__ __forceinline__ void fetch_biases(float* biases, int* hides, const float* key_bias, int keys,
                                              int blocks) {
   for (int block = threadIdx.x - 128; block < blocks; block += 256) hides[block] = 0;
-  wgmma_sync(1, 256);
+  sync_warps<1, 256>();
   for (int key = threadIdx.x - 128; key < blocks * kKeys; key += 256) {
     const float bias = key < keys ? load_fresh(key_bias + key) * 1.4426950408889634f : -INFINITY;
     biases[key] = bias;
     if (bias == -INFINITY) hides[key / kKeys] = 1;
   }
-  wgmma_sync(1, 256);
+  sync_warps<1, 256>();
 }
 
 // Scores -> probabilities in `s`, relative to a base that follows the maximum only when that has grown
@@ -76,7 +76,7 @@ __device__ __forceinline__ void clear_hidden(unsigned char* frame, const float* 
     reinterpret_cast<uint4*>(frame)[i] = {};
   }
   publish_shared();
-  wgmma_sync(2 + group, 128);
+  sync_warps<128>(2 + group);
 }
 
 __device__ __forceinline__ void attend(const Ring<Frames>& ring, unsigned char* memory,

@@ -124,13 +124,17 @@ static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
 using Linear6144x96 = StreamedShape<96, 12, 8, 4, false>;
 static_assert(Linear6144x96::kSharedBytes == 92208, "as the launcher has it");
 
-// For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB.
+// For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named
+// for the rows of a block, and for the most tokens where another takes more. Any that follow each other in
+// a network fit side by side on a multiprocessor.
 using NormLinear3072x96 = StreamedShape<96, 12, 4, 6, true, 16, true>;
 static_assert(NormLinear3072x96::kSharedBytes == 102464, "as the launcher has it");
 using NormLinear3072x144 = StreamedShape<144, 24, 2, 4, true, 16, true>;
 static_assert(NormLinear3072x144::kSharedBytes == 109552, "as the launcher has it");
-using NormLinear3072x112 = StreamedShape<112, 48, 1, 4, true, 16, true>;
-static_assert(NormLinear3072x112::kSharedBytes == 96688, "as the launcher has it");
+using NormLinear3072x112 = StreamedShape<112, 48, 1, 6, true, 16, true>;
+static_assert(NormLinear3072x112::kSharedBytes == 129472, "as the launcher has it");
+using Linear3072x96Few = StreamedShape<96, 12, 4, 6, false, 16, true>;
+static_assert(Linear3072x96Few::kSharedBytes == 92224, "as the launcher has it");
 using Linear3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
 static_assert(Linear3072x96::kSharedBytes == 110656, "as the launcher has it");
 
@@ -153,6 +157,7 @@ FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x9
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_96_bf16_sm90, NormLinear3072x96, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_144_bf16_sm90, NormLinear3072x144, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_112_bf16_sm90, NormLinear3072x112, 2)
+FLASHRT_LINEAR(linear_k3072_96_16_bf16_sm90, Linear3072x96Few, 2)
 FLASHRT_LINEAR(linear_k3072_96_bf16_sm90, Linear3072x96, 2)
 FLASHRT_LINEAR(linear_k1536_32_bf16_sm90, Linear1536x32, 2)
 FLASHRT_LINEAR(linear_k1536_48_bf16_sm90, Linear1536x48, 2)

@@ -152,7 +152,11 @@ static_assert(Down56I8Sm90::kSharedBytes == 44832, "as the launcher has it");
 using Down64I8Sm90 = WarpgroupShape<64, 4, 8, From::kRegisters, 1, false, int8_t>;
 static_assert(Down64I8Sm90::kSharedBytes == 51232, "as the launcher has it");
 
-// Named for the rows of a block; up to 32 tokens.
+// Named for the rows of a block; up to 32 tokens, or fewer where the name says so.
+using Streamed3072x96Few = StreamedShape<96, 12, 4, 6, false, 16, true>;
+static_assert(Streamed3072x96Few::kSharedBytes == 92224, "as the launcher has it");
+using Streamed14336x96Few = StreamedShape<96, 56, 4, 6, false, 16, true>;
+static_assert(Streamed14336x96Few::kSharedBytes == 92224, "as the launcher has it");
 using Streamed3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
 static_assert(Streamed3072x96::kSharedBytes == 110656, "as the launcher has it");
 using Streamed14336x96 = StreamedShape<96, 56, 4, 6, false, 32, true>;
@@ -191,6 +195,8 @@ FLASHRT_RESIDUAL(linear_gated_residual_k2048_56_i8_sm90, Out56I8Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_i8_sm90, Out64I8Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_56_i8_sm90, Down56I8Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_i8_sm90, Down64I8Sm90, 2)
+FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k3072_96_16_bf16_sm90, Streamed3072x96Few, 2)
+FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k14336_96_16_bf16_sm90, Streamed14336x96Few, 2)
 FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k3072_96_bf16_sm90, Streamed3072x96, 2)
 FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k14336_96_bf16_sm90, Streamed14336x96, 2)
 #endif

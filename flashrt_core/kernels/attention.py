@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .biased_attention import biased_attention_launch
 from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
 from .op import Lane, Op
@@ -167,57 +168,6 @@ def _few_queries(
     )
 
 
-#: Shared memory of the kernels of keys that count differently: of a block, of one of a cluster, and
-#: in front of the biases of the one for Hopper, which has 4 bytes a key and as many a block of 64.
-_BIASED_SHARED, _SPLIT_SHARED, _BIASED_SM90_SHARED = 70_144, 113_552, 147_600
-_MOST_SHARED = 232_448
-#: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
-_SPLIT, _MANY_KEYS = 8, 256
-
-
-def _biased(
-    launcher: Launcher,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    out_scale: Tensor | None,
-    key_bias: Tensor,
-    segments: int,
-    scale: float,
-) -> None:
-    """Keys that count as a bias says, for heads of 128 numbers."""
-    into = output_suffix("attention", out)
-    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
-    rows, keys = rows // segments, keys // segments
-    tiles = heads * segments * blocks(rows, 16)
-    padded = blocks(keys, 64) * 64
-    shared = _BIASED_SM90_SHARED + padded * 4 + padded // 64 * 4
-    long = keys >= _MANY_KEYS
-    fits = heads == kv_heads and shared <= _MOST_SHARED
-    if launcher.architecture == 90 and long and fits and rows > 32:
-        maps = tuple(
-            TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
-            for each in (q, k, v)
-        )
-        args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
-        grid = (blocks(rows, 64), heads, segments)
-        kernel = f"attention_biased_d128_{into}_sm90"
-        launcher.launch(kernel, grid, 384, args, shared_bytes=shared)
-        return
-    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    sizes = (rows, keys, heads // kv_heads, *strides, scale)
-    every = (q, k, v, out, out_scale, key_bias, *sizes)
-    kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
-    able = launcher.architecture // 10 in LARGE_CLUSTERS
-    if able and long and tiles <= launcher.multiprocessors:
-        grid = (_SPLIT * tall, heads, segments)
-        split = f"{kernel}_cluster"
-        launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)
-        return
-    launcher.launch(kernel, (tall, heads, segments), 128, every, shared_bytes=_BIASED_SHARED)
-
-
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -264,7 +214,7 @@ def attention_launch(
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
-        _biased(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
+        biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
         return
     if dim in _HEADS_SHARED and alike:
         launcher.launch(
@@ -275,15 +225,39 @@ def attention_launch(
             shared_bytes=_HEADS_SHARED[dim],
         )
         return
+    rest = (scale, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
+    _plain_rows(launcher, q, k, v, out, *rest)
+
+
+def _plain_rows(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    scale: float,
+    segments: int,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+    causal: bool,
+    key_bias: Tensor | None,
+    out_scale: Tensor | None,
+) -> None:
+    """A warp a row and head, of any width up to 1024."""
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
+    into = output_suffix("attention", out)
     if dim > 1024:
         raise ContractError("attention on device 'cuda'", expected="heads of at most 1024", got=dim)
+    sizes = (rows // segments, keys // segments, prefix_rows)
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     plain = (rows, heads, kv_heads, dim, *sizes, int(causal), *strides, scale)
-    args = (*tensors, *plain)
-    if dim <= 256 and alike:
-        launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+    args = (q, k, v, out, out_scale, prefix_length, *plain)
+    grid = blocks(rows * heads, 4)
+    if dim <= 256 and key_bias is None:
+        launcher.launch(f"attention_rows_{into}", grid, 128, args)
         return
     kernel = f"attention_rows_biased_{'wide_' if dim > 256 else ''}{into}"
-    launcher.launch(kernel, blocks(rows * heads, 4), 128, (*args, key_bias))
+    launcher.launch(kernel, grid, 128, (*args, key_bias))
 
 
 def _shared_kv(

@@ -21,10 +21,21 @@ _TOKENS = 48
 
 
 def streamed_plan(
-    kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int, tokens: int = _TOKENS
+    kernel: str,
+    depth: int,
+    rows: int,
+    shared_bytes: int,
+    cluster: int,
+    tokens: int = _TOKENS,
+    *,
+    others: bool = False,
 ) -> SkinnyPlan:
-    """A kernel that takes x and the weight as maps of tiles."""
-    name = f"{kernel}_k{depth}_{rows}_bf16_sm90"
+    """A kernel that takes x and the weight as maps of tiles.
+
+    ``others``: one of this name takes more tokens.
+    """
+    few = f"_{tokens}" if tokens < _TOKENS and others else ""
+    name = f"{kernel}_k{depth}_{rows}{few}_bf16_sm90"
     return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, tiles=True)
 
 
@@ -39,6 +50,7 @@ LINEAR_PLANS = (
     streamed_plan("linear", 1536, 48, 83008, 4),
     streamed_plan("linear", 1536, 96, 92208, 2),
     streamed_plan("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
     streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
     _whole("linear", 1536, 48, 38432, 4),
     _whole("linear", 6144, 48, 38432, 8),
@@ -49,7 +61,7 @@ NORM_PLANS = (
     streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
     streamed_plan("layer_norm_linear", 1536, 96, 103152, 2),
     streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
-    streamed_plan("layer_norm_linear", 3072, 112, 96688, 1, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 112, 129472, 1, tokens=16),
     streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
     _whole("layer_norm_linear", 1536, 44, 48416, 2),
     _whole("layer_norm_linear", 1536, 44, 45344, 4),

@@ -40,6 +40,8 @@ _PLANS = (
 )
 #: Those that stream weights of many megabytes, and add a bias.
 _STREAMED_PLANS = (
+    streamed_plan("linear_gated_residual", 3072, 96, 92224, 4, tokens=16, others=True),
+    streamed_plan("linear_gated_residual", 14336, 96, 92224, 4, tokens=16, others=True),
     streamed_plan("linear_gated_residual", 3072, 96, 110656, 4, tokens=32),
     streamed_plan("linear_gated_residual", 14336, 96, 110656, 4, tokens=32),
 )
