@@ -44,7 +44,7 @@ def kernel_device(**options: Any) -> Iterator[Any]:
     if EMULATED:
         from test.emulator.device import EmulatedDevice
 
-        yield EmulatedDevice(seed=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
+        yield EmulatedDevice(order=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
         return
     from flashrt_core.devices.cuda import CudaDevice
 

@@ -145,12 +145,12 @@ class EmulatedLauncher:
         way: which of an op's ways :meth:`fastest` takes; the first where it has no such.
     """
 
-    def __init__(self, architecture: int, workers: int, seed: int) -> None:
+    def __init__(self, architecture: int, workers: int, order: int) -> None:
         self.architecture = architecture
         self.sources: tuple[Path, ...] = ()
         self.changes: dict[str, tuple[build.Change, ...]] = {}
         self.multiprocessors = 132
-        self.workers, self.seed = workers, seed
+        self.workers, self.order = workers, order
         self.steps: list[Callable[[], None]] = []
         self.launched: list[str] = []
         self.way = ""
@@ -194,7 +194,7 @@ class EmulatedLauncher:
             message = ctypes.create_string_buffer(_MESSAGE)
             result = _machine()(
                 declared.run, packed.address, numbers, shared_bytes,
-                self.workers, self.seed, message, _MESSAGE,
+                self.workers, self.order, message, _MESSAGE,
             )  # fmt: skip
             if result:
                 raise EmulationError(f"kernel {kernel!r}: {message.value.decode()}")
@@ -289,16 +289,17 @@ class EmulatedDevice:
     Args:
         architecture: what kernels are compiled for and launchers choose by: 80, 90 or 100.
         workers: OS threads, each with a cluster of blocks.
-        seed: 0: threads and copies take turns in order; 1: threads backwards; others: by chance.
+        order: which warp runs until it has to wait: 0: the first that can, 1: the last, others: by
+            chance, as copies arrive then.
     """
 
     name = "emulated"
 
     def __init__(
-        self, *, architecture: int = 90, workers: int | None = None, seed: int = 0
+        self, *, architecture: int = 90, workers: int | None = None, order: int = 0
     ) -> None:
         workers = min(2, os.cpu_count() or 1) if workers is None else workers
-        self.launcher = EmulatedLauncher(architecture, workers, seed)
+        self.launcher = EmulatedLauncher(architecture, workers, order)
         self.arch = f"sm_{architecture}"
 
     def capture(self, segments: Sequence[tuple[str, Callable[[Any], None]]]) -> EmulatedProgram:
