@@ -10,8 +10,9 @@
 // A block owns kDeep tiles of rows over kPieces runs; blocks of a cluster split K. Its two warpgroups take
 // the steps of 64 columns in turn, all rows of them, each through a ring of tiles of its own that bulk
 // copies fill: before pdl_wait() as many as it has places for, later one whenever one was used. So nobody
-// waits for another warpgroup. Scales come whole, and so does x behind pdl_wait(), in tiles that the
-// products read.
+// waits for another warpgroup. The tiles that have no place yet are asked for in the second-level cache, so
+// that a weight is on its way while the kernel in front runs. Scales come whole, and so does x behind
+// pdl_wait(), in tiles that the products read.
 //
 // The sums of a tile start at zero, and are added to those of the row times the run's scale, in float32:
 // W enters the tensor cores as whole numbers, and nothing is rounded on the way.
@@ -39,13 +40,15 @@ struct FourBitTile {
 
 // kDeep tiles of 64 rows of W and kPieces runs of 128 columns a block, kSplit blocks in a cluster, kStages
 // tiles of each row in the ring of a warpgroup.
-template <int kMaxTokens_, int kDeep_, int kPieces_, int kSplit_, int kStages_, bool kNorm_>
+template <int kMaxTokens_, int kDeep_, int kPieces_, int kSplit_, int kStages_, bool kNorm_,
+          bool kAsks_ = true>
 struct FourBitShape {
   template <class Op>
   using Product = FourBitProduct<FourBitShape, Op>;
   using Weight = FourBitTile;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr int kDeep = kDeep_, kPieces = kPieces_, kSplit = kSplit_, kStages = kStages_;
+  static constexpr bool kAsks = kAsks_;  // for tiles in the second-level cache
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kWide = (kTokens + 7) / 8 * 8;  // n of the products
@@ -137,18 +140,28 @@ class FourBitProduct : FewRows<S, Op> {
 #pragma unroll 1
     for (int stage = 0; stage < S::kStages; ++stage) fetch_tiles(stage, stage);
     if (thread_ == 0) fetch_scales();
+    if constexpr (S::kAsks) {
+#pragma unroll 1
+      for (int turn = S::kStages; turn < S::kTurns; ++turn) ask_for_tiles(turn);
+    }
   }
 
+  // A tile of W of a warpgroup's turn.
+  __device__ __forceinline__ const FourBitTile* tile_address(int turn, int deep) const {
+    const size_t row = static_cast<size_t>(tile_) * S::kDeep + deep;
+    return in_.weight + (row * (S::kInner / 64) + split_ * S::kSteps + step(turn)) * 128;
+  }
   __device__ __forceinline__ void fetch_tiles(int turn, int stage) const {
     barrier_expect(came(stage), S::kStageBytes);
-    const size_t first = static_cast<size_t>(tile_) * S::kDeep;
-    const int column = split_ * S::kSteps + step(turn);
 #pragma unroll
     for (int deep = 0; deep < S::kDeep; ++deep) {
-      const FourBitTile* from = in_.weight + ((first + deep) * (S::kInner / 64) + column) * 128;
-      copy_run(tiles(stage) + deep * S::kTileBytes, from, S::kTileBytes,
+      copy_run(tiles(stage) + deep * S::kTileBytes, tile_address(turn, deep), S::kTileBytes,
                barrier(kTilesCame + group_ * S::kStages + stage));
     }
+  }
+  __device__ __forceinline__ void ask_for_tiles(int turn) const {
+#pragma unroll
+    for (int deep = 0; deep < S::kDeep; ++deep) prefetch_run(tile_address(turn, deep), S::kTileBytes);
   }
 
   __device__ __forceinline__ void fetch_scales() const {

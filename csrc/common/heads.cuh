@@ -12,6 +12,7 @@
 #include "mma.cuh"
 #include "quantise.cuh"
 #include "stream.cuh"
+#include "tile_copy.cuh"
 #include "vector.cuh"
 #include "warps.cuh"
 
@@ -90,6 +91,21 @@ class Heads {
     }
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) fetch(i, i < own_);
+  }
+
+  // Asks for this block's keys and values in the second-level cache, before the kernels in front have
+  // come to their end: most are older than these.
+  __device__ __forceinline__ void ask() const {
+    static_assert(S::kSplit > 1, "keys split over a cluster");
+    const int head = head_ / args_.group, tiles = (args_.keys + kKeys - 1) / kKeys;
+    const int own = static_cast<int>(cluster_rank()) * kWarps + warp_;
+    const int row = lane_ % kKeys, stride = lane_ / kKeys ? args_.v_stride : args_.k_stride;
+    const bf16* from = (lane_ / kKeys ? args_.v : args_.k) +
+                       static_cast<size_t>(run_) * args_.keys * stride + head * kDim;
+    for (int tile = own; tile < tiles; tile += S::kSplit * kWarps) {
+      const int key = tile * kKeys + row;
+      if (key < args_.keys) prefetch_run(from + static_cast<size_t>(key) * stride, kDim * 2);
+    }
   }
 
   // A lane takes neighbours in pairs, as the products want them.

@@ -125,6 +125,12 @@ class StreamedProduct : protected FewRows<S, Op> {
       barrier_expect(full(step), S::kStageBytes);
       fetch_weights(step);
     }
+    // What is left of a short share comes as far as the second-level cache.
+    if constexpr (S::kLate && S::kSteps <= 2 * S::kStages) {
+      for (int step = S::kStages; step < S::kSteps; ++step) {
+        prefetch_tile(*in_.tiles, split_ * S::kDepth + step * 64, tile_ * S::kRows);
+      }
+    }
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
 #pragma unroll

@@ -48,6 +48,7 @@ __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const 
     if (threadIdx.x == 0) heads.expect_pushes();
     __syncwarp();
     cluster_arrive();
+    heads.ask();
   }
   pdl_wait();
   heads.begin();
