@@ -155,7 +155,7 @@ void Machine::prepare(const Launch& launch, unsigned cluster) {
   failed_ = arriving_ = false;
   message.clear();
   backwards_ = launch.order == 1 || launch.order == 3;
-  at_once_ = launch.order == 2 || launch.order == 3;
+  at_once_ = launch.at_once();
   by_chance_ = launch.order > 3;
   chance_.seed(launch.order + cluster);
   const Dim3 clusters = {launch.grid.x / launch.cluster.x, launch.grid.y / launch.cluster.y,

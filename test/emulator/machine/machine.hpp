@@ -64,9 +64,9 @@ struct Fiber {
   std::vector<size_t> groups;  // ends of committed ones in `copies`
 };
 
-// A warpgroup's product. It belongs to all four warps: none has it before all have asked for it, and
-// what it reads of shared memory it reads when the first of them waits for it, which is when others may
-// write there. A warp's results are written when it waits itself.
+// A warpgroup's product. It belongs to all four warps: none has it before all have asked for it. Shared
+// memory is read when the first of them has waited for it, as others may write there from then on; or, in
+// orders 2 and 3, for each warp when that asks. A warp's results are written when it waits itself.
 struct Product {
   int columns = 0, element_bytes = 0;
   bool from_registers = false, along_columns = false, keep = false;
@@ -90,6 +90,7 @@ struct WarpProduct {
   size_t number;
   float* d[32];
   uint32_t a[32][4];
+  std::unique_ptr<Operands> operands;  // where this warp's are read alone
 };
 
 struct Warp {
@@ -147,6 +148,8 @@ struct Launch {
   // Which warp runs as far as it can, the first (0, 2), the last (1, 3) or one by chance; and whether
   // copies come as late as they may (0, 1), at once (2, 3), or by chance.
   unsigned order;
+
+  bool at_once() const { return order == 2 || order == 3; }
 };
 
 // The thread that runs; null outside of a kernel.

@@ -65,11 +65,10 @@ void read_row(const Tile& tile, int row, int element_bytes, float* to, int step)
   }
 }
 
-// What a product reads of shared memory, for all four warps.
-void read(SharedProduct& product) {
-  const Product& asked = product.asked;
-  product.operands = std::make_unique<Operands>();
-  auto& [a, b] = *product.operands;
+// What a product reads of shared memory.
+std::unique_ptr<Operands> read(const Product& asked) {
+  auto operands = std::make_unique<Operands>();
+  auto& [a, b] = *operands;
   const int depth = 32 / asked.element_bytes;
   const Tile columns(asked.b_tile);
   if (asked.along_columns) {
@@ -86,13 +85,14 @@ void read(SharedProduct& product) {
     const Tile rows(asked.a_tile);
     for (int row = 0; row < 64; ++row) read_row(rows, row, asked.element_bytes, a[row], 1);
   }
+  return operands;
 }
 
 // A warp's sixteen rows of it.
 void perform(const WarpProduct& own, SharedProduct& product, int slab) {
   static thread_local const auto c_held = std::make_unique<float[][256]>(16);  // much for a fiber's stack
   auto& c = *reinterpret_cast<float(*)[16][256]>(c_held.get());
-  auto& [a, b] = *product.operands;
+  auto& [a, b] = own.operands ? *own.operands : *product.operands;
   const Product& asked = product.asked;
   if (asked.from_registers) {
     for (int lane = 0; lane < 32; ++lane) {
@@ -168,6 +168,7 @@ void product(const Product& product, float* d, const uint32_t* a) {
     ++shared.warps;
     WarpProduct& made = warp.products.emplace_back();
     made.number = number;
+    if (launched->at_once()) made.operands = read(asked);
     for (int lane = 0; lane < 32; ++lane) {
       const auto& from = *static_cast<Asked*>(warp.lanes[lane]->deposit);
       made.d[lane] = from.d;
@@ -195,7 +196,7 @@ void product_wait(size_t pending) {
           wait("wgmma.wait_group, for the other warps of the warpgroup");
         }
         SharedProduct& shared = group.products[own.number - group.first];
-        if (!shared.operands) read(shared);
+        if (!own.operands && !shared.operands) shared.operands = read(shared.asked);
         perform(own, shared, warp.index % 4);
         ++shared.done;
         warp.products.pop_front();
