@@ -202,7 +202,7 @@ def check_loadable(options: LoadOptions) -> Contract:
     try:
         source = _source(options, choice)
         processor = _processor(options, choice)
-        if choice.precision.observed:
+        if choice.precision.calibrated or options.calibration is not None:
             identity = _identity(choice, device, source, processor)
             _calibration(options, choice, identity, processor)
         return choice.contract
