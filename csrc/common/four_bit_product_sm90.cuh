@@ -278,23 +278,29 @@ class FourBitProduct : FewRows<S, Op> {
       barrier_wait(came(stage), phase);
       const uint64_t x = wgmma_tile(shared_address(x_tile(step)));
       const float* scales = floats(S::kRunScales) + step / 2 * 64 + slab_ * 16 + row_ * 2;
-      float part[S::kWide / 2];
-      uint32_t w[2][4][4];
-      load_operands(stage, 0, w[0]);
+      float parts[2][S::kWide / 2];  // sums of a tile and of the one before
+      uint32_t w[2][2][4];           // operands of two products each
+      uint4 words = load_words(stage, 0);
+      widen(words.x, words.y, w[0]);
+      // Operands are made, and sums scaled, while the products before or behind them run.
 #pragma unroll
       for (int deep = 0; deep < S::kDeep; ++deep) {
-        wgmma_begin();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          WgmmaRegisters<S::kWide>::run(part, w[deep % 2][i], wgmma_step(x, i), i > 0);
+        multiply_two(parts[deep % 2], w[0], x, 0);
+        if (deep > 0) {
+          wgmma_wait<1>();
+          add_scaled(sums[deep - 1], parts[(deep - 1) % 2], scales + (deep - 1) * S::kPieces * 64);
         }
-        wgmma_commit();
-        // The next tile's operands are made under these products.
-        if (deep + 1 < S::kDeep) load_operands(stage, deep + 1, w[(deep + 1) % 2]);
-        const float2 scale = *reinterpret_cast<const float2*>(scales + deep * S::kPieces * 64);
-        wgmma_wait<0>();
-        add_scaled(sums[deep], part, scale);
+        widen(words.z, words.w, w[1]);
+        multiply_two(parts[deep % 2], w[1], x, 2);
+        if (deep + 1 < S::kDeep) {
+          words = load_words(stage, deep + 1);
+          wgmma_wait<1>();
+          widen(words.x, words.y, w[0]);
+        }
       }
+      wgmma_wait<0>();
+      constexpr int kLast = S::kDeep - 1;
+      add_scaled(sums[kLast], parts[kLast % 2], scales + kLast * S::kPieces * 64);
       if (turn + S::kStages < S::kTurns) {
         wgmma_sync(1 + group_, 128);  // the warpgroup has read these tiles
         if (thread_ % 128 == 0) fetch_tiles(turn + S::kStages, stage);
@@ -305,17 +311,27 @@ class FourBitProduct : FewRows<S, Op> {
     leave_partials(sums);
   }
 
-  __device__ __forceinline__ void load_operands(int stage, int deep, uint32_t (&w)[4][4]) const {
+  __device__ __forceinline__ uint4 load_words(int stage, int deep) const {
     const auto* tile = reinterpret_cast<const FourBitTile*>(tiles(stage) + deep * S::kTileBytes);
-    const uint4 words = tile[thread_ % 128].words;
-    FourBits::widen(words.x, w[0]);
-    FourBits::widen(words.y, w[1]);
-    FourBits::widen(words.z, w[2]);
-    FourBits::widen(words.w, w[3]);
+    return tile[thread_ % 128].words;
+  }
+  __device__ __forceinline__ static void widen(uint32_t first, uint32_t second, uint32_t (&w)[2][4]) {
+    FourBits::widen(first, w[0]);
+    FourBits::widen(second, w[1]);
+  }
+  // Products of 16 columns, the first of a tile's sums where they are the first.
+  __device__ __forceinline__ static void multiply_two(float (&sums)[S::kWide / 2],
+                                                      const uint32_t (&w)[2][4], uint64_t x, int first) {
+    wgmma_begin();
+    WgmmaRegisters<S::kWide>::run(sums, w[0], wgmma_step(x, first), first > 0);
+    WgmmaRegisters<S::kWide>::run(sums, w[1], wgmma_step(x, first + 1), 1);
+    wgmma_commit();
   }
 
   __device__ __forceinline__ static void add_scaled(float (&sums)[S::kWide / 2],
-                                                    const float (&part)[S::kWide / 2], float2 scale) {
+                                                    const float (&part)[S::kWide / 2],
+                                                    const float* scales) {
+    const float2 scale = *reinterpret_cast<const float2*>(scales);
 #pragma unroll
     for (int i = 0; i < S::kWide / 2; i += 4) {
       sums[i] = fmaf(part[i], scale.x, sums[i]);
