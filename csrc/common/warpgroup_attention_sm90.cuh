@@ -1,6 +1,9 @@
 // warpgroup_attention_sm90: what attention of 64 query rows on warpgroup products (sm_90a) has in common.
 // One warp fetches; two math warpgroups take blocks of 64 keys in turn, so that the softmax of one runs
 // under the products of the other, and join at the end.
+//
+// With kShare = 2 the two blocks of a cluster have other rows of the same keys: each fetches half of every
+// frame of keys or values and sends it to both. A frame is empty when both have read it.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +25,10 @@ constexpr int kChunkBytes = 64 * 128;  // 64 rows of 64 values
 constexpr float kSlack = 8.0f;         // of base-2 exponents
 
 // Heads of kDim values, kFrames frames of 64 keys or values behind the one of the queries.
-template <int kDim_, int kFrames_>
+template <int kDim_, int kFrames_, int kShare_ = 1>
 struct Shape {
-  static constexpr int kDim = kDim_, kFrames = kFrames_;
+  static constexpr int kDim = kDim_, kFrames = kFrames_, kShare = kShare_;
+  static_assert(kDim / 64 % kShare == 0, "whole chunks a block");
   static constexpr int kFrameBytes = kDim / 64 * kChunkBytes;  // 64 queries, keys or values
   static constexpr int kBarriers = (kFrames + 1) * kFrameBytes;
   static constexpr int kBytes = kBarriers + (2 * kFrames + 2) * 8;
@@ -51,7 +55,7 @@ struct Ring {
   __device__ __forceinline__ void init() const {
     for (int frame = 0; frame < S::kFrames; ++frame) {
       barrier_init(full + frame * 8, 1);
-      barrier_init(empty + frame * 8, 1);
+      barrier_init(empty + frame * 8, S::kShare);
     }
     barrier_init(queries, 1);
     barrier_init(joint, 256);
@@ -69,7 +73,10 @@ struct Ring {
     barrier_wait(empty + index % S::kFrames * 8, index / S::kFrames % 2 ^ 1);
   }
   __device__ __forceinline__ void release(int index) const {
-    if (threadIdx.x % 128 == 0) barrier_arrive(empty + index % S::kFrames * 8);
+    if (threadIdx.x % 128 != 0) return;
+    const uint32_t barrier = empty + index % S::kFrames * 8;
+    barrier_arrive(barrier);
+    if constexpr (S::kShare > 1) barrier_arrive_at(barrier, cluster_rank() ^ 1u);
   }
   // Both math warpgroups, for the time-th time. Not a named barrier: racecheck loses track of those.
   __device__ __forceinline__ void meet(int time) const {
@@ -88,6 +95,24 @@ __device__ __forceinline__ void fetch(const CUtensorMap& map, uint32_t target, u
   }
 }
 
+// The same of keys or values, into all blocks that share them.
+template <class S>
+__device__ __forceinline__ void fetch_shared(const CUtensorMap& map, uint32_t target, uint32_t barrier,
+                                             int row, int column) {
+  if constexpr (S::kShare == 1) {
+    fetch<S>(map, target, barrier, row, column);
+  } else {
+    constexpr int kOwn = S::kDim / 64 / S::kShare;
+    barrier_expect(barrier, S::kFrameBytes);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int chunk = static_cast<int>(cluster_rank()) * kOwn + i;
+      copy_tile_to(map, target + chunk * kChunkBytes, barrier, column + chunk * 64, row,
+                   (1 << S::kShare) - 1);
+    }
+  }
+}
+
 // Blocks of keys and values of a head, by one thread: from row `first_row` on, at their columns.
 template <class S>
 __device__ __forceinline__ void produce(const CUtensorMap& k, const CUtensorMap& v, const Ring<S>& ring,
@@ -98,12 +123,12 @@ __device__ __forceinline__ void produce(const CUtensorMap& k, const CUtensorMap&
     for (int i = 0; i < pair; ++i) {
       const int index = key_frame(block + i);
       ring.wait_empty(index);
-      fetch<S>(k, ring.frame(index), ring.full_of(index), first_row + (block + i) * kKeys, column);
+      fetch_shared<S>(k, ring.frame(index), ring.full_of(index), first_row + (block + i) * kKeys, column);
     }
     for (int i = 0; i < pair; ++i) {
       const int index = value_frame(block + i);
       ring.wait_empty(index);
-      fetch<S>(v, ring.frame(index), ring.full_of(index), first_row + (block + i) * kKeys, column);
+      fetch_shared<S>(v, ring.frame(index), ring.full_of(index), first_row + (block + i) * kKeys, column);
     }
   }
 }

@@ -5,10 +5,11 @@
 // runs (rows_run, keys_run), a row sees the keys of its run. A key of -inf may hold anything: its score is
 // set, and its values are cleared in shared memory before they are used.
 //
-// A block owns 64 rows of one head (warpgroup_attention_sm90.cuh); biases of its run, times log2(e), lie in
+// A block owns 64 rows of one head (warpgroup_attention_sm90.cuh), in the entries named _shared beside
+// another one in a cluster, which has 64 rows more of the same run; biases of its run, times log2(e), lie in
 // shared memory.
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
-// needs d = 128; grid (ceil(rows_run / 64), H, runs), 384 threads, 4 bytes of shared memory a key
+// needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of shared memory a key
 // bound: 4 M H N d flop, or the bytes of k and v.   source of the online softmax: arXiv 2205.14135
 #include "../common/pdl.cuh"
 #include "../common/warpgroup_attention_sm90.cuh"
@@ -18,8 +19,10 @@ namespace biased_sm90 {
 
 using namespace warpgroup_attention;
 
-using Frames = Shape<128, 8>;
-constexpr int kBiases = (Frames::kBytes + 15) / 16 * 16;
+constexpr int kDim = 128, kFrames = 8;
+constexpr int kBiases = (Shape<kDim, kFrames>::kBytes + 15) / 16 * 16;
+using Alone = Shape<kDim, kFrames>;
+using Shared = Shape<kDim, kFrames, 2>;
 static_assert(kBiases == 147600, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
@@ -40,7 +43,8 @@ __device__ __forceinline__ void fetch_biases(float* biases, int* hides, const fl
 
 // Scores -> probabilities in `s`, relative to a base that follows the maximum only when that has grown
 // by more than 2^8, so that most blocks rescale nothing; returns how much old sums and outputs shrink.
-__device__ __forceinline__ float2 exponentiate(float (&s)[32], State<Frames>& state, const float* biases,
+template <class S>
+__device__ __forceinline__ float2 exponentiate(float (&s)[32], State<S>& state, const float* biases,
                                                float scale_log2, int lane) {
   float top[2] = {state.top[0], state.top[1]};
 #pragma unroll
@@ -71,7 +75,7 @@ __device__ __forceinline__ float2 exponentiate(float (&s)[32], State<Frames>& st
 // Clears the rows of a frame of values whose keys do not count, by one warpgroup.
 __device__ __forceinline__ void clear_hidden(unsigned char* frame, const float* biases, int group) {
   constexpr int kVectors = kChunkBytes / 16, kRow = 8;  // of 16 bytes, of a chunk and of its rows
-  for (int i = threadIdx.x % 128; i < Frames::kDim / 64 * kVectors; i += 128) {
+  for (int i = threadIdx.x % 128; i < kDim / 64 * kVectors; i += 128) {
     if (biases[i % kVectors / kRow] > -INFINITY) continue;
     reinterpret_cast<uint4*>(frame)[i] = {};
   }
@@ -79,33 +83,33 @@ __device__ __forceinline__ void clear_hidden(unsigned char* frame, const float* 
   sync_warps<128>(2 + group);
 }
 
-__device__ __forceinline__ void attend(const Ring<Frames>& ring, unsigned char* memory,
-                                       State<Frames>& state, const float* biases, const int* hides,
+template <class S>
+__device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memory, State<S>& state, const float* biases, const int* hides,
                                        int blocks, float scale_log2, int group, int lane) {
   for (int block = group; block < blocks; block += 2) {
     float s[32];
     ring.wait_full(key_frame(block));
-    score<Frames>(s, ring.memory, ring.frame(key_frame(block)));
+    score<S>(s, ring.memory, ring.frame(key_frame(block)));
     ring.release(key_frame(block));
     const float2 shrink = exponentiate(s, state, biases + block * kKeys, scale_log2, lane);
     if (__any_sync(0xffffffffu, shrink.x != 1.0f || shrink.y != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < Frames::kDim / 2; ++i) state.o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
+      for (int i = 0; i < kDim / 2; ++i) state.o[i] *= i / 2 % 2 == 0 ? shrink.x : shrink.y;
     }
     ring.wait_full(value_frame(block));
     const uint32_t values = ring.frame(value_frame(block));
     if (hides[block]) clear_hidden(memory + (values - ring.memory), biases + block * kKeys, group);
-    mix<Frames>(state.o, s, values);
+    mix<S>(state.o, s, values);
     ring.release(value_frame(block));
   }
 }
 
-template <class Out>
+template <class S, class Out>
 __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                     const float* key_bias, Out* out, const float* out_scale, int rows,
                                     int keys, int out_stride, float scale) {
   unsigned char* memory = dynamic_shared();
-  const Ring<Frames> ring(shared_address(memory));
+  const Ring<S> ring(shared_address(memory));
   pdl_trigger();
   if (threadIdx.x == 0) {
     prefetch_map(q);
@@ -115,13 +119,17 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
   }
   const float factor = store_factor<Out>(out_scale);
   __syncthreads();
+  if constexpr (S::kShare > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
   pdl_wait();
   const int blocks = (keys + kKeys - 1) / kKeys, first = blockIdx.x * kRows;
-  const int column = blockIdx.y * Frames::kDim, run = blockIdx.z;
+  const int column = blockIdx.y * kDim, run = blockIdx.z;
   if (threadIdx.x < 128) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      fetch<Frames>(q, ring.memory, ring.queries, run * rows + first, column);
+      fetch<S>(q, ring.memory, ring.queries, run * rows + first, column);
       produce(k, v, ring, blocks, run * keys, column);
     }
   } else {
@@ -129,13 +137,18 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
     float* biases = reinterpret_cast<float*>(memory + kBiases);
     int* hides = reinterpret_cast<int*>(biases + blocks * kKeys);
     fetch_biases(biases, hides, key_bias + static_cast<size_t>(run) * keys, keys, blocks);
-    State<Frames> state = {};
+    State<S> state = {};
     state.top[0] = state.top[1] = -INFINITY;
     barrier_wait(ring.queries, 0);
     attend(ring, memory, state, biases, hides, blocks, scale * 1.4426950408889634f,
            threadIdx.x / 128 - 1, threadIdx.x % 32);
     Out* target = out + (static_cast<size_t>(run) * rows + first) * out_stride + column;
-    join(ring, memory + Frames::kFrameBytes, state, target, out_stride, factor, rows - first);
+    join(ring, memory + S::kFrameBytes, state, target, out_stride, factor, rows - first);
+  }
+  if constexpr (S::kShare > 1) {  // nobody sends anything to a block that has left
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
   }
 }
 
@@ -145,14 +158,17 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_BIASED_SM90(name, Out)                                                             \
+#define FLASHRT_BIASED_SM90(name, Share, Out)                                                      \
   extern "C" __global__ void __launch_bounds__(384, 1)                                             \
       name(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,           \
            const __grid_constant__ CUtensorMap v, const float* key_bias, Out* out,                 \
            const float* out_scale, int rows, int keys, int out_stride, float scale) {              \
-    flashrt::biased_sm90::run(q, k, v, key_bias, out, out_scale, rows, keys, out_stride, scale);   \
+    flashrt::biased_sm90::run<flashrt::biased_sm90::Share>(q, k, v, key_bias, out, out_scale,      \
+                                                           rows, keys, out_stride, scale);         \
   }
 
-FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, flashrt::bf16)
-FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, Alone, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, Alone, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_shared_bf16_sm90, Shared, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_shared_fp8_sm90, Shared, flashrt::e4m3)
 #endif

@@ -5,7 +5,7 @@
 // i of a run sees no key behind i.
 // In the entries named _biased keys count as key_bias [N] float32 says (null: all alike), -inf: not at all.
 // float32 throughout. For shapes that have no tensor-core kernel, such as the tiny preset's.
-// needs d <= 256, or 1024 in the entries named _wide; grid (ceil(M H / 4)), 128 threads
+// needs d <= 256, or 768 in the entries named _wide; grid (ceil(M H / 4)), 128 threads
 #include "../common/pdl.cuh"
 #include "../common/quantise.cuh"
 #include "../common/reduce.cuh"
@@ -106,5 +106,5 @@ FLASHRT_ATTENTION_ROWS(attention_rows_fp8, flashrt::e4m3)
 
 FLASHRT_ATTENTION_ROWS_BIASED(attention_rows_biased_bf16, 8, flashrt::bf16)
 FLASHRT_ATTENTION_ROWS_BIASED(attention_rows_biased_fp8, 8, flashrt::e4m3)
-FLASHRT_ATTENTION_ROWS_BIASED(attention_rows_biased_wide_bf16, 32, flashrt::bf16)
-FLASHRT_ATTENTION_ROWS_BIASED(attention_rows_biased_wide_fp8, 32, flashrt::e4m3)
+FLASHRT_ATTENTION_ROWS_BIASED(attention_rows_biased_wide_bf16, 24, flashrt::bf16)
+FLASHRT_ATTENTION_ROWS_BIASED(attention_rows_biased_wide_fp8, 24, flashrt::e4m3)

@@ -243,11 +243,11 @@ def _plain_rows(
     key_bias: Tensor | None,
     out_scale: Tensor | None,
 ) -> None:
-    """A warp a row and head, of any width up to 1024."""
+    """A warp a row and head, of any width up to 768."""
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     into = output_suffix("attention", out)
-    if dim > 1024:
-        raise ContractError("attention on device 'cuda'", expected="heads of at most 1024", got=dim)
+    if dim > 768:
+        raise ContractError("attention on device 'cuda'", expected="heads of at most 768", got=dim)
     sizes = (rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     plain = (rows, heads, kv_heads, dim, *sizes, int(causal), *strides, scale)

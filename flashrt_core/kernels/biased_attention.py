@@ -49,8 +49,10 @@ def biased_attention_launch(
         )
         args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
         grid = (blocks(rows, 64), heads, segments)
-        kernel = f"attention_biased_d128_{into}_sm90"
-        launcher.launch(kernel, grid, 384, args, shared_bytes=shared)
+        pairs = grid[0] % 2 == 0
+        kernel = f"attention_biased_d128_{'shared_' if pairs else ''}{into}_sm90"
+        pair = 2 if pairs else None
+        launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=pair)
         return
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     sizes = (rows, keys, heads // kv_heads, *strides, scale)

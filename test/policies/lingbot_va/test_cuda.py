@@ -49,6 +49,9 @@ CUT = parity.Case(
 MORE = 1.3
 
 
+torch.backends.cudnn.allow_tf32 = False  # the references' convolutions are float32
+
+
 class References:
     """A device on which the references of ops run, on the GPU where there is one."""
 
@@ -74,7 +77,7 @@ class References:
         target.copy_(torch.from_numpy(value))
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = source.float().cpu().numpy()
+        found: np.ndarray[Any, Any] = source.float().cpu().clone().numpy()
         return found
 
 

@@ -91,7 +91,7 @@ def test_a_block_of_the_video_is_fifteen_launches() -> None:
     blocks = 3 * DEPTH - 1  # of two steps and a pass that only writes
     assert launcher.products == 6 * blocks + 1 + 2
     kernels = Counter(launch.kernel for launch in launcher.launches)
-    assert kernels["attention_biased_d128_bf16_sm90"] == blocks
+    assert kernels["attention_biased_d128_shared_bf16_sm90"] == blocks
     assert kernels["attention_heads_d128_biased_bf16"] == blocks
     assert kernels["gated_residual_biased_bf16"] == 2 * blocks
     assert kernels["qkv_row_norm_rope_kv_bf16"] == blocks + 1
