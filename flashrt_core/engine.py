@@ -67,6 +67,7 @@ class Engine(Generic[SessionT]):
         self.contract = plan.contract
         self.fingerprint = plan.fingerprint
         self.processor = plan.processor
+        self.calibration = plan.calibration
         self.guide = Guide(plan.contract, plan.processor)
         self.noise = NoiseInputs(plan.contract)
         self.device = device
@@ -379,9 +380,10 @@ def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
 
 
 def describe(engine: Engine[SessionT]) -> dict[str, object]:
-    """Numbers for diagnostics: sessions, what their switches cost, capsules, bytes."""
+    """What diagnostics shows: scales in use, sessions, cost of their switches, capsules, bytes."""
     store = engine.capsules
     return {
+        "calibration": engine.calibration,
         "sessions": sorted(engine.sessions),
         "session_switches": engine.traffic.switches,
         "session_bytes_moved": engine.traffic.nbytes,

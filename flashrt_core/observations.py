@@ -6,12 +6,13 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import InputError, OptionError
+from .errors import InputError, NumericsError, OptionError, ShapeKeyError
 from .images import Frame
 from .outputs import whole_file
 from .policies.base import Observation
@@ -127,11 +128,25 @@ def digest_of(sample: Sample) -> str:
     return digest.hexdigest()
 
 
-def require_apart(sample: Sample, used: frozenset[str], index: int) -> None:
+def number_of(count: int, origin: str) -> str:
+    """Which of several observations it is, for messages: ``observation 3 of npz: robot.npz``."""
+    return f"observation {count} of {origin}" if origin else f"observation {count}"
+
+
+@contextmanager
+def naming(observation: str) -> Iterator[None]:
+    """What is refused of an observation names it: ``observation 3 of npz: robot.npz, state[2]``."""
+    try:
+        yield
+    except (InputError, NumericsError, ShapeKeyError) as error:
+        raise error.reworded(f"{observation}, {error.what}") from error
+
+
+def require_apart(sample: Sample, used: frozenset[str], name: str) -> None:
     """InputError when an observation to compare on is one that was calibrated on."""
     if digest_of(sample) in used:
         raise InputError(
-            f"observation {index}",
+            name,
             expected="one that the plan was not calibrated on",
             got="one of its calibration's",
             remedy="compare on other observations (another --seed or file)",

@@ -10,6 +10,9 @@ Environment: Python 3.12 with ``lerobot==0.6.1`` (``--no-deps`` suffices), ``dif
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import json
 import platform
 import sys

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import CaptureError, NumericsError
 from ..kernels.op import Lane, Op
 from ..precision import Format, Site
-from .artifact import Range
+from ..scales import Range
 
 Body = Callable[[Lane, Mapping[str, Tensor]], None]
 

@@ -10,11 +10,11 @@ from ..checkpoint import Progress
 from ..devices import REFERENCE_CUDA, Device, open_device
 from ..errors import InputError, OptionError
 from ..load import LoadOptions, configuration, make_plan, precision_of, start
-from ..observations import Sample, digest_of
+from ..observations import Sample, digest_of, naming, number_of
 from ..policies import find_policy
 from ..policies.base import Processor
+from ..scales import METHODS, Calibration, key_of
 from ..weights import checkpoint_path
-from .artifact import METHODS, Calibration, key_of
 from .observer import Observer
 
 DEVICES = ("cpu", REFERENCE_CUDA)
@@ -38,8 +38,7 @@ def calibrate(
         origin: where they come from, for the file.
         method: "amax": no observed number is clipped; "percentile": so many are not.
         percentile: in (0, 100].
-        told: told how far a checkpoint file is read.
-        decided: told how many observations are done.
+        told, decided: told how far a checkpoint file is read, and how many observations are done.
 
     Raises:
         OptionError: a plan without scales, another device or method, or unusable options.
@@ -61,9 +60,10 @@ def calibrate(
         observer.active = True
         digests = []
         for count, sample in enumerate(samples(session.processor), 1):
-            session.set_prompt(sample[0])
             session.restart()
-            session.decide(sample[1])
+            with naming(number_of(count, origin)):
+                session.set_prompt(sample[0])
+                session.decide(sample[1])
             digests.append(digest_of(sample))
             if decided is not None:
                 decided(count)

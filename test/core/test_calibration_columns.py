@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from flashrt_core.calibration.artifact import read_calibration
 from flashrt_core.calibration.observer import Observer
 from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.errors import OptionError
@@ -18,6 +17,7 @@ from flashrt_core.fingerprint import sha256_of
 from flashrt_core.gemm import linear
 from flashrt_core.kernels.op import Lane
 from flashrt_core.precision import Format, Site
+from flashrt_core.scales import read_calibration
 
 from .test_calibration import FOUND, buffers_of
 

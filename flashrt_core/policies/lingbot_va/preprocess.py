@@ -21,8 +21,8 @@ from ..robot_side import (
     in_range,
     ordered_views,
 )
+from ..windows import image_input
 from .config import SLOTS, LingbotConfig
-from .contract import image_input
 from .deployment import Details, read_deployment
 from .pictures import resized
 from .text import PromptRows

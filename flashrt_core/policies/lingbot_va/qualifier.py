@@ -9,8 +9,8 @@ import numpy as np
 
 from ...tensors import TensorSource
 from ..base import Product
+from ..windows import image_input
 from .config import SLOTS, LingbotConfig
-from .contract import image_input
 from .layout import to_tokens
 from .reference import Chunk, Reference
 

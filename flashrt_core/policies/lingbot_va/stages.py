@@ -29,8 +29,8 @@ from ...kernels.offset_count import offset_count
 from ...kernels.op import Lane
 from ...kernels.rms_norm import rms_norm
 from ...kernels.span_bias import span_bias
+from ..windows import image_input
 from .config import TIME, LingbotConfig
-from .contract import image_input
 from .encoder import Encoder
 from .encoder_layout import places
 from .layout import step_sizes

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.policies.lingbot_va import POLICY, LingbotConfig
-from flashrt_core.policies.lingbot_va.contract import image_input
 from flashrt_core.policies.lingbot_va.preprocess import squares
+from flashrt_core.policies.windows import image_input
 from flashrt_core.tensors import TensorSource
 from flashrt_core.weights import open_weights
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import FlashRTError, OptionError
-from ..files import local_path
-from ..fingerprint import Fingerprint, sha256_of
-from ..outputs import write_text
-from ..precision import Precision, Site
-from ..specs import ShapeKey
+from .errors import FlashRTError, OptionError
+from .files import local_path
+from .fingerprint import Fingerprint, sha256_of
+from .outputs import write_text
+from .precision import Precision, Site
+from .specs import ShapeKey
 
 FORMAT, VERSION = "flashrt calibration", 1
 #: What scales belong to: parts of a fingerprint, and of the transforms those in front.
@@ -69,6 +69,7 @@ class Calibration:
         sites: by name; every site of the policy, whatever the plan makes of it.
         inputs: of the sites that may have weights of four bits: mean square of each column of the
             input, a tensor [K] a layer, as bf16 has them.
+        path: file that it was read from; None for one that was made just now.
     """
 
     key: Mapping[str, str]
@@ -78,11 +79,18 @@ class Calibration:
     percentile: float
     sites: Mapping[str, Range]
     inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict, compare=False)
+    path: Path | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the whole content; part of the fingerprint."""
         return sha256_of(self._document())
+
+    def __str__(self) -> str:
+        """Which one it is, for people: where it lies, what it was made of and its digest."""
+        count, origin = len(self.observations), self.recorder.get("observations", "unknown")
+        place = "not in a file" if self.path is None else str(self.path)
+        return f"{place} ({count} observations, {origin}; digest {self.digest[:16]})"
 
     def scales(self, site: str) -> list[float]:
         """Scale of a site's input, a number a layer: the least power of two that fits the range.
@@ -255,6 +263,7 @@ def read_calibration(path: Path) -> Calibration:
                 str(name): tuple(map(_columns_of, layers))
                 for name, layers in document.get("inputs", {}).items()
             },
+            path=path,
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         got = f"a malformed one ({type(error).__name__}: {error})"
