@@ -76,7 +76,9 @@ def kernel_device(**options: Any) -> Iterator[Any]:
     if EMULATED:
         from test.emulator.device import EmulatedDevice
 
-        yield EmulatedDevice(order=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
+        architecture = int(os.environ.get("FLASHRT_EMULATED_ARCHITECTURE", "90"))
+        order = int(os.environ.get("FLASHRT_EMULATED_ORDER", "0"))
+        yield EmulatedDevice(architecture=architecture, order=order)
         return
     from flashrt_core.devices.cuda import CudaDevice
 

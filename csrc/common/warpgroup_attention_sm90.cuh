@@ -4,6 +4,9 @@
 //
 // With kShare = 2 the two blocks of a cluster have other rows of the same keys: each fetches half of every
 // frame of keys or values and sends it to both. A frame is empty when both have read it.
+//
+// attention_shared_kv_sm90.cu, which is older, has the same for heads of 256 numbers by itself: from these
+// templates its machine code comes out in another order.
 #pragma once
 
 #include <cstdint>

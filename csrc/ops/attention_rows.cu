@@ -93,7 +93,7 @@ FLASHRT_ATTENTION_ROWS(attention_rows_bf16, flashrt::bf16)
 FLASHRT_ATTENTION_ROWS(attention_rows_fp8, flashrt::e4m3)
 
 #define FLASHRT_ATTENTION_ROWS_BIASED(name, kParts, Out)                                           \
-  extern "C" __global__ void __launch_bounds__(128)                                                \
+  extern "C" __global__ void __launch_bounds__(128, 2)                                             \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
            const float* out_scale, const int* prefix_length, int rows, int heads, int kv_heads,    \
            int head_dim, int rows_run, int keys_run, int prefix_rows, int causal, int q_stride,    \
