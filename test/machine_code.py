@@ -100,6 +100,10 @@ PROMISES = (
         behind=r"LDG\S*STRONG", architectures=_OVERLAPPING,
     ),
     Promise(
+        _FEW_ROWS + r"_w4_sm90", r"HFMA2\.BF16", "four bits are widened two values at a time",
+        behind=WAIT,
+    ),
+    Promise(
         r".*_fp8(_sm90)?", r"F2FP\.SATFINITE\.E4M3", "the chip quantises",
         architectures=r"(89|90a|100a|110a|120a)",
     ),

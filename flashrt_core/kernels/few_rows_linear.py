@@ -1,7 +1,7 @@
 """Kernels for products of few rows with bias, activation and addition, a norm in front or not.
 
 What ``linear`` and ``layer_norm_linear`` share on the CUDA device; no op. Source:
-csrc/ops/few_rows_linear.cu.
+csrc/ops/few_rows_linear.cu, and of four bits csrc/ops/four_bit_linear.cu.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, TensorMap, require_bf16
 from .maths import ACTIVATIONS, Activation
 from .skinny import SkinnyPlan
@@ -107,6 +108,10 @@ def layer_norm_linear_few_rows(
     weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        packed, norm = (weight, weight_scale), (gain, shift, eps)
+        behind = Ends(bias, activation)
+        return four_bit_linear(launcher, "layer_norm_linear", x, *packed, out, behind, norm)
     plan = few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
     if plan is None:
         return False
@@ -130,6 +135,9 @@ def linear_few_rows(
     weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        behind = Ends(bias, activation, residual=residual)
+        return four_bit_linear(launcher, "linear", x, weight, weight_scale, out, behind)
     plan = few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
     if plan is None or (residual is not None and residual.shape != out.shape):
         return False

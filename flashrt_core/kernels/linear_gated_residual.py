@@ -8,6 +8,7 @@ from torch import Tensor
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
 from .few_rows_linear import row_maps, streamed_plan
+from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, require_bf16, require_bf16_rows, row_threads
 from .low_bit import require_e4m3
 from .maths import matmul
@@ -95,6 +96,10 @@ def linear_gated_residual_launch(
     """One kernel where it was built for the shape; else product and gated addition as two, which is
     also what products of E4M3 operands take.
     """
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        ends, packed = Ends(bias, gate=gate, residual=out), (weight, weight_scale)
+        if four_bit_linear(launcher, "linear_gated_residual", x, *packed, out, ends):
+            return
     require_bf16("linear_gated_residual", out=out)
     rows, width = out.shape
     if x_scale is not None:
@@ -213,7 +218,7 @@ def linear_gated_residual(
         out: [M, N] float, the residual stream; apart from ``x``.
         bias: [N] float, or None.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
-        weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
+        weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, K/run] of four bits.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
