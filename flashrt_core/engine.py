@@ -72,7 +72,6 @@ class Engine:
         self.lent: Lent | None = None
         self.parked: set[str] = set()
         self.parking: dict[str, Tensor] = {}
-        self._set_of: dict[str, WorkingSet] = {}
         contract = plan.contract
         parking = slot_specs(contract, "parking", max_sessions)
         slots = slot_specs(contract, "capsule", capsule_slots)
@@ -93,6 +92,7 @@ class Engine:
                 [on_host[spec.name] for spec in hosted],
                 self.free_parking,
             )
+            self.rehearsal = self.capsules.without_bytes()
             _pack(plan, device, buffers[0])
             every = [*(memory[spec.name] for spec in (*parking, *slots)), *on_host.values()]
             self.sets = [WorkingSet(device, contract, each, plan.body, every) for each in buffers]
@@ -114,8 +114,12 @@ class Engine:
         return self.capsules
 
     def set_of(self, session: Session) -> WorkingSet:
-        """The set of buffers that a session uses."""
-        return self._set_of[session.name]
+        """The set of buffers that a session uses; SessionError when it was dropped."""
+        if session.working is None:
+            raise SessionError(
+                f"session {session.name!r}", expected="a live session", got="one that was dropped"
+            )
+        return session.working
 
     def shape_for(self, prompt_tokens: int, views: int | None = None) -> ShapeKey:
         """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits.
@@ -190,8 +194,8 @@ class Engine:
         """Forget a session and free its parking slot; its capsules stay."""
         session = self.session(name)
         self.check_here(f"session {name!r}")
-        working = self._set_of.pop(name)
-        if working.resident is session:
+        working, session.working = session.working, None
+        if working is not None and working.resident is session:
             working.resident = None
         self.free_parking.append(self.parking.pop(name))
         self.parked.discard(name)
@@ -205,16 +209,12 @@ class Engine:
         SessionError when it was dropped, or while the sessions are exported.
         """
         if self.lent is None:
-            working = self._set_of.get(session.name)
+            working = session.working
             if working is not None and working.resident is session:
                 if capsule is not None and capsule.host.shape is not None:
                     working.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
                 return working
         self.check_here(f"session {session.name!r}")
-        if self.sessions.get(session.name) is not session:
-            raise SessionError(
-                f"session {session.name!r}", expected="a live session", got="one that was dropped"
-            )
         working = self.set_of(session)
         working.admit(session, self.parking, self.parked, self.traffic, capsule)
         return working
@@ -248,7 +248,7 @@ class Engine:
                 session = self.sessions[seat.name] = Session(self, seat.name, seat.host)
             session.take_over(seat.host, seat.page)
             self.parking[seat.name] = seat.slot
-            self._set_of[seat.name] = self.sets[seat.working_set]
+            session.working = self.sets[seat.working_set]
             if seat.resident:
                 self.sets[seat.working_set].resident = session
             if seat.parked:
@@ -263,33 +263,32 @@ class Engine:
         variant: int = 0,
         outputs: tuple[str, ...] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> dict[str, float]:
         """Replay captured stages as one; milliseconds of each. An error voids retained state.
 
         Args:
-            session: whose state it is.
-            stages, shape, variant: what to replay.
+            session, stages, shape, variant: whose state it is, and what to replay.
             outputs: buffers that are read next.
-            meanwhile: host work to do while the device is busy.
+            meanwhile, wait: as of the device; what is not waited for has no times.
         """
         working = self.set_of(session)
         names = tuple(stage.name for stage in stages)
         program = working.programs[shape, names, min(variant, stages[-1].variants - 1)]
         read_next = [working.buffers[name] for name in outputs]
         try:
-            self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
+            self.device.replay(program, outputs=read_next, meanwhile=meanwhile, wait=wait)
         except FlashRTError:
             session.ledger.forget()
             raise
         except Exception as error:
             session.ledger.forget()
             raise DeviceError(
-                f"replay of {[stage.name for stage in stages]} on device {self.device.name!r}",
-                got=repr(error),
+                f"replay of {list(names)} on device {self.device.name!r}", got=repr(error)
             ) from error
         for stage in stages:
             session.ledger.ran(stage)
-        return self.device.elapsed_ms(program)
+        return self.device.elapsed_ms(program) if wait else {}
 
     def program(self, shape: ShapeKey, stages: tuple[str, ...], variant: int = 0) -> Program:
         """The captured program of ``stages`` for ``shape``, over the first set's buffers.
@@ -311,7 +310,8 @@ class Engine:
             if self.lent is not None:
                 self.lent.take_back()
         finally:
-            self.sessions.clear()
+            while self.sessions:
+                self.sessions.popitem()[1].working = None
             for working in self.sets:
                 working.resident = None
             self.device.close()
@@ -361,8 +361,8 @@ class Engine:
     def _register(self, session: Session) -> None:
         working = self.sets[0]
         if len(self.sets) > 1:
-            working = min(self.sets, key=list(self._set_of.values()).count)
-        self._set_of[session.name] = working
+            working = min(self.sets, key=[s.working for s in self.sessions.values()].count)
+        session.working = working
         self.parking[session.name] = self.free_parking.pop()
         self.sessions[session.name] = session
 

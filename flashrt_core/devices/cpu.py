@@ -126,9 +126,10 @@ class CpuDevice:
         *,
         outputs: Sequence[Tensor] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> None:
         """Make the recorded calls again, in order; this process is the device, so what is to be
-        done meanwhile follows.
+        done meanwhile follows, and there is nothing to wait for.
         """
         if not isinstance(program, CpuProgram):
             raise DeviceError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -142,9 +143,7 @@ class CudaDevice:
         """Zeroed, 256-byte aligned views of one arena; DeviceError when memory does not suffice."""
         specs = list(specs)
         if self._arena is not None:
-            raise DeviceError(
-                "device 'cuda'", expected="one allocation a device", got="a second one"
-            )
+            raise _refused("one allocation a device", "a second one")
         self.driver.enter()
         # Windows are neighbours, so that one copy can serve several.
         offsets, size = placed(sorted(specs, key=lambda spec: spec.role is not Role.SWAP))
@@ -160,9 +159,7 @@ class CudaDevice:
         """The same in one piece of pinned memory; neither torch nor the stages know of it."""
         specs = list(specs)
         if self._pinned is not None:
-            raise DeviceError(
-                "device 'cuda'", expected="one allocation a device", got="a second one"
-            )
+            raise _refused("one allocation a device", "a second one")
         self.driver.enter()
         offsets, size = placed(specs)
         self._pinned = Pinned(self.driver, size)  # whole pages: aligned
@@ -203,6 +200,7 @@ class CudaDevice:
         *,
         outputs: Sequence[Tensor] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> None:
         """Send the windows, launch the graph, fetch ``outputs``, and wait once for all of it."""
         self.driver.enter()
@@ -210,6 +208,8 @@ class CudaDevice:
         staging.send()
         self.driver.call("cuGraphLaunch", self._own(program).executable, self._stream)
         staging.outdate()
+        if not wait:
+            return
         for output in outputs:
             window = staging.window(output)
             if window is not None:
@@ -279,15 +279,19 @@ class CudaDevice:
 
     def transfer(self, planned: Transfer) -> None:
         """Start planned copies: one driver call, in stream order."""
-        if not isinstance(planned, CudaTransfer):
-            raise DeviceError(
-                "device 'cuda'", expected="copies it planned", got=type(planned).__name__
-            )
+        if planned.__class__ is not CudaTransfer:
+            raise _refused("copies it planned", type(planned).__name__)
         if planned.windows:
             self.driver.enter()
             self._staging.send()
             self._staging.outdate()
-        self.driver.start(planned.call, planned.args)
+        driver = self.driver
+        if get_ident() != driver.thread:
+            driver.enter()
+        # Not counted: a host waits with cold caches, where a count takes as long as the call.
+        code = getattr(driver.api, planned.call)(*planned.args)[0]
+        if code is not driver.success and code != driver.success:
+            raise driver.error(f"CUDA call {planned.call}", code)
 
     def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
         """Copy in one driver call, in stream order."""
@@ -370,9 +374,7 @@ class CudaDevice:
 
     def _own(self, program: Program | Transfer) -> CudaProgram:
         if not isinstance(program, CudaProgram):
-            raise DeviceError(
-                "device 'cuda'", expected="a program it captured", got=type(program).__name__
-            )
+            raise _refused("a program it captured", type(program).__name__)
         return program
 
     def _allocate_arena(self, size: int) -> Tensor:
@@ -380,6 +382,10 @@ class CudaDevice:
             arena = torch.zeros(size, dtype=torch.uint8, device="cuda")
             torch.cuda.synchronize()
         return arena
+
+
+def _refused(expected: str, got: str) -> DeviceError:
+    return DeviceError("device 'cuda'", expected=expected, got=got)
 
 
 def _bytes(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

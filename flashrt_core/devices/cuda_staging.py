@@ -53,6 +53,7 @@ class Window:
         host, view: address and bytes on the host.
         changed: bytes at its start that the host wrote and the device does not have yet.
         fetched: the bytes on the host are those on the device.
+        busy: number of the wait before which a copy from or to the host's bytes was started.
     """
 
     buffer: Tensor
@@ -60,6 +61,7 @@ class Window:
     view: np.ndarray[Any, Any]
     changed: int = 0
     fetched: bool = False
+    busy: int = -1
 
 
 class Staging:
@@ -73,7 +75,7 @@ class Staging:
     def __init__(self, driver: CudaDriver, stream: Any, windows: Iterable[Tensor] = ()) -> None:
         self._driver = driver
         self._stream = stream
-        self._in_flight = False  # a copy may still read the block
+        self._waits = 0  # for the stream
         self._block: Pinned | None = None
         self._windows: dict[int, Window] = {}  # by identity of the buffer, in order of address
         self._start = self._end = 0  # of the windows on the device
@@ -99,8 +101,8 @@ class Staging:
 
     def write(self, window: Window, value: np.ndarray[Any, Any]) -> None:
         """Keep ``value``, contiguous and no larger than the window, until :meth:`send`."""
-        if self._in_flight:
-            self.synchronize()
+        if window.busy == self._waits:
+            self.synchronize()  # a copy may still read it
         window.view[: value.nbytes] = value.reshape(-1).view(np.uint8)
         window.changed, window.fetched = max(window.changed, value.nbytes), False
 
@@ -120,7 +122,7 @@ class Staging:
         """Start the copy of a window to the host; there after :meth:`synchronize`."""
         address, nbytes = window.buffer.data_ptr(), window.view.nbytes
         self._driver.call("cuMemcpyDtoHAsync", window.host, address, nbytes, self._stream)
-        window.fetched = self._in_flight = True
+        window.fetched, window.busy = True, self._waits
 
     def outdate(self) -> None:
         """The device may have written its windows."""
@@ -130,7 +132,7 @@ class Staging:
     def synchronize(self) -> None:
         """Wait for everything on the stream."""
         self._driver.call("cuStreamSynchronize", self._stream)
-        self._in_flight = False
+        self._waits += 1
 
     def close(self) -> None:
         """Free the block; nothing may be in flight."""
@@ -144,6 +146,5 @@ class Staging:
         size = last.host + last.changed - first.host
         address = first.buffer.data_ptr()
         self._driver.call("cuMemcpyHtoDAsync", address, first.host, size, self._stream)
-        self._in_flight = True
         for window in run:
-            window.changed = 0
+            window.changed, window.busy = 0, self._waits
