@@ -71,5 +71,7 @@ class FreshImages:
             self._timer.cancel()
 
     def _go(self) -> None:
-        self.cancel()
-        self._begin()
+        self._before = {}
+        self._begin()  # before anything else: the images get older
+        if self._timer is not None and not self._before:
+            self._timer.cancel()

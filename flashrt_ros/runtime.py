@@ -305,8 +305,8 @@ class Runtime:
 
     def _arrived(self) -> None:
         """A message was taken: on the executor thread, whoever brings what is waited for."""
+        self._fresh.poll()  # first: the robot waits for it
         self.waiters.poll()
-        self._fresh.poll()
         if self._timer is not None and not self.deciding:
             self._looker.poll()
 
