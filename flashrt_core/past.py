@@ -11,7 +11,7 @@ from .capsule.state import HostState
 from .contract import Contract, HistorySpec
 from .errors import CapsuleError, InputError, SessionError, StaleStateError
 from .images import Frame
-from .policies.base import HistoryProcessor, Observation, Processor, as_array
+from .policies.base import HistoryProcessor, Observation, Prepared, Processor, as_array
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,9 @@ class Past:
         self.seen.clear()
         self._observed = False
 
-    def record(self, images: Mapping[str, Array | Frame], turn: int, session: str) -> None:
+    def record(
+        self, images: Mapping[str, Array | Frame | Prepared], turn: int, session: str
+    ) -> None:
         """Keeps a picture of every camera; InputError where none is expected now."""
         history = self._contract.history
         if history is None:

@@ -26,7 +26,7 @@ from .freshness import Ledger, Page
 from .guidance import Previous
 from .images import Frame
 from .past import Past
-from .policies.base import Observation, Processor
+from .policies.base import Observation, Prepared, Processor
 from .snapshots import meanwhile, save
 from .text import check_text
 from .whole_numbers import whole_number
@@ -118,7 +118,7 @@ class Session:
         self.past.clear()
         self._host = replace(self._host, turn=0, raw=None)
 
-    def record(self, images: Mapping[str, Array | Frame]) -> None:
+    def record(self, images: Mapping[str, Array | Frame | Prepared]) -> None:
         """Keep what cameras see while a chunk is executed, one picture every so many rows.
 
         The last one of a chunk is part of the observation. InputError where none is expected.

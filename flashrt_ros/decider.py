@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 from std_msgs.msg import Header
 
-from flashrt_core.errors import NumericsError
+from flashrt_core.errors import FlashRTError, NumericsError
 from flashrt_core.guidance import Previous
 from flashrt_core.load import MAIN
 from flashrt_core.policies.base import Observation
+from flashrt_core.preparation import prepare
 from flashrt_core.session import Decision, Session
 from flashrt_ros.episode import Episode
 from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.ingest import NOTHING, Ingest
+from flashrt_ros.inputs import RefusedError, Sample
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.parameters import NodeConfig
+from flashrt_ros.sensors import CameraInput
 from flashrt_ros.stamps import SECOND, duration_message, time_message
 from flashrt_ros.statistics import Statistics, Timing
 
@@ -83,6 +86,7 @@ class Decider:
         self._fingerprint = session.fingerprint.digest
         self._dt = duration_message(round(config.action_dt_s * SECOND))
         self._horizon = max(session.contract.shapes).horizon
+        self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
         history = session.contract.history
         #: Where decisions build on each other, the main session's chunk under way; else None.
@@ -126,7 +130,7 @@ class Decider:
         previous: Previous | None = None
         if not reuse_context:
             now_ns = self._outlet.now_ns()
-            gathered = self._ingest.gather(now_ns, not_before)
+            gathered = self._ingest.gather(now_ns, not_before, self._made())
             image_age_ns = now_ns - gathered.newest_image_ns
             self._look_late(session, gathered.observation, now_ns)
             session.observe(gathered.observation, executed=executed)
@@ -150,6 +154,23 @@ class Decider:
         if session_name == MAIN and self._outlet.open():
             self._publish(chunk, decision, marks)
         return chunk
+
+    def prepare(self, camera: CameraInput) -> None:
+        """Make the newest image of a camera ready for a decision that waits for other cameras."""
+        sample = camera.select(self._outlet.now_ns())
+        if sample is None:
+            return
+        try:
+            session, slot = self._engine.session(MAIN), camera.config.slot
+            image = prepare(session, slot, camera.convert(sample))
+        except (RefusedError, FlashRTError):
+            return  # the decision finds it, too, and says so
+        self._prepared[camera.name] = sample, image
+
+    def _made(self) -> dict[Sample, Any]:
+        """What was made ready, by sample; a decision takes it away."""
+        made, self._prepared = self._prepared, {}
+        return dict(made.values())
 
     def look(self) -> None:
         """Keep the picture of every camera that is due on the way through a chunk.

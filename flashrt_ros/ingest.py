@@ -19,6 +19,7 @@ from flashrt_ros.stamps import SECOND, in_seconds
 # Ages of this size on every input mean two different clocks, not slow sensors.
 FOREIGN_CLOCK_NS = 60 * SECOND
 NOTHING: Mapping[str, int] = MappingProxyType({})
+UNMADE: Mapping[Sample, Any] = MappingProxyType({})
 
 Choice = dict[str, Sample]  # input name -> the sample to use
 
@@ -80,18 +81,24 @@ class Ingest:
         """Count a message that could not even be read."""
         self._on_refusal(target, target.refuse(refusal))
 
-    def gather(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> Gathered:
+    def gather(
+        self,
+        now_ns: int,
+        not_before: Mapping[str, int] = NOTHING,
+        made: Mapping[Sample, Any] = UNMADE,
+    ) -> Gathered:
         """The newest usable sample of every input, or a set of one moment, converted.
 
         Args:
             now_ns: the time that ages count from.
             not_before: input name -> the least stamp (ns) that will do.
+            made: what samples were converted to already.
 
         Raises:
             StaleInputError: some input has none, or they are too far apart. All are looked at
                 before any is converted.
         """
-        values: dict[Sample, Any] = {}  # what was converted stays so when another is not readable
+        values = dict(made)  # what was converted stays so when another is not readable
         while True:
             choice = self.choose(now_ns, not_before)
             if isinstance(choice, StaleInputError):

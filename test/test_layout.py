@@ -39,6 +39,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.plan",
         "flashrt_core.session",
         "flashrt_core.snapshots",
+        "flashrt_core.preparation",
         "flashrt_core.past",
         "flashrt_core.drawing",
         "flashrt_core.decision",

@@ -109,6 +109,12 @@ class Device(Protocol):
         A buffer of one dimension takes fewer values too; they go to its start.
         """
 
+    def prepare(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Do what can be done for a :meth:`write` of this very array, which may follow or not.
+
+        Until then nobody may change its values. No buffer changes.
+        """
+
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy of a buffer; bf16 and narrower floats come as float32."""
 

@@ -166,6 +166,9 @@ class CpuDevice:
         else:
             target.copy_(torch.from_numpy(np.array(value, order="C")))
 
+    def prepare(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """There is nothing to copy ahead."""
+
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy; bf16 and narrower floats come as float32."""
         if source.dtype in (torch.bfloat16, torch.float8_e4m3fn):

@@ -22,19 +22,18 @@ from ..kernels.launch import refuse_low_bit
 from ..kernels.op import Op
 from .algorithm_cache import cache_path
 from .arena import ALIGNMENT, placed, views
-from .base import NUMPY_DTYPES, Native, NativeProgram, Program, Segment
+from .base import Native, NativeProgram, Program, Segment
 from .cublaslt import CublasLt, load_cublaslt
 from .cuda_driver import LIBRARY, CudaDriver
 from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
-from .cuda_staging import Pinned, Staging
+from .cuda_staging import Pinned, Staging, to_numpy
 from .cuda_transfer import Copier, CudaTransfer
 from .overlap import DEFAULT, Overlap
 from .transfer import Rows, Transfer
 
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
-_NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
 
 
 @dataclass
@@ -251,23 +250,27 @@ class CudaDevice:
         staging.synchronize()
         staging.outdate()
 
+    def prepare(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Copy the bytes for a window to pinned memory, so that :meth:`write` need not."""
+        self._staging.prepare(target, value)
+
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy of a contiguous buffer; bf16 comes as float32."""
         self.driver.enter()
         staging = self._staging
         window = staging.window(source)
         if window is not None and window.fetched:
-            return _to_numpy(window.view.copy(), source)
+            return to_numpy(window.view.copy(), source)
         if self._on_host(source.data_ptr()):
             staging.synchronize()  # a copy may still write it
-            return _to_numpy(source.view(-1).view(torch.uint8).numpy().copy(), source)
+            return to_numpy(source.view(-1).view(torch.uint8).numpy().copy(), source)
         staging.send()
         host = np.empty(source.nbytes, dtype=np.uint8)
         self.driver.call(
             "cuMemcpyDtoHAsync", host.ctypes.data, source.data_ptr(), host.nbytes, self._stream
         )
         staging.synchronize()
-        return _to_numpy(host, source)
+        return to_numpy(host, source)
 
     def plan(self, copies: Sequence[Rows]) -> CudaTransfer:
         """Make the parameters of one launch; a graph where the host's memory is among them."""
@@ -390,11 +393,3 @@ def _refused(expected: str, got: str) -> DeviceError:
 
 def _bytes(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return value.reshape(-1).view(np.uint8)
-
-
-def _to_numpy(host: np.ndarray[Any, Any], source: Tensor) -> np.ndarray[Any, Any]:
-    """Bytes of a tensor as an array of its shape; formats numpy lacks are widened to float32."""
-    dtype = _NUMPY.get(source.dtype)
-    if dtype is None:
-        return torch.from_numpy(host).view(source.dtype).view(source.shape).float().numpy()
-    return host.view(dtype).reshape(source.shape)
