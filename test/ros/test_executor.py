@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from lifecycle_msgs.srv import GetState
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.context import Context
@@ -20,7 +21,6 @@ from rclpy.qos import qos_profile_sensor_data
 from rclpy.serialization import deserialize_message
 from rclpy.task import Future
 from std_msgs.msg import String
-from std_srvs.srv import Trigger
 
 from flashrt_ros.executor import InputsFirst
 
@@ -161,15 +161,15 @@ def test_a_service_that_waits_keeps_nobody_waiting(bench: Bench) -> None:
     release = bench.node.create_guard_condition(lambda: future.set_result("done"))
 
     async def answer(_: Any, response: Any) -> Any:
-        response.message = await future
+        response.current_state.label = await future
         return response
 
-    bench.node.create_service(Trigger, "wait", answer, callback_group=ReentrantCallbackGroup())
-    client = bench.node.create_client(Trigger, "wait")
+    bench.node.create_service(GetState, "wait", answer, callback_group=ReentrantCallbackGroup())
+    client = bench.node.create_client(GetState, "wait")
     bench.input("raw")
     raw = bench.publisher("raw")
     bench.until(client.service_is_ready)
-    call = client.call_async(Trigger.Request())
+    call = client.call_async(GetState.Request())
     bench.until(lambda: any(not task.done() for task, *_ in bench.executor._tasks))
     for index in range(3):
         raw.publish(String(data=str(index)))
@@ -177,7 +177,7 @@ def test_a_service_that_waits_keeps_nobody_waiting(bench: Bench) -> None:
     assert not call.done()
     release.trigger()
     bench.until(call.done)
-    assert call.result().message == "done"
+    assert call.result().current_state.label == "done"
     raw.publish(String(data="after"))
     assert bench.until(lambda: bench.heard[-1] == "after") < 1.0
 
