@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from std_msgs.msg import Header
 
 from flashrt_core.errors import FlashRTError, NumericsError
 from flashrt_core.guidance import Previous
@@ -87,6 +86,7 @@ class Decider:
         self._dt = duration_message(round(config.action_dt_s * SECOND))
         self._horizon = max(session.contract.shapes).horizon
         self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
+        self._blank: ActionChunk | None = self._blank_chunk()
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
         history = session.contract.history
         #: Where decisions build on each other, the main session's chunk under way; else None.
@@ -238,11 +238,13 @@ class Decider:
     def _chunk(
         self, session_name: str, decision: Decision, oldest_ns: int, marks: _Marks
     ) -> ActionChunk:
-        config = self._config
-        horizon, action_dim = decision.actions.shape
-        stamp = time_message(decision.stamp_ns)
+        chunk, self._blank = self._blank or self._blank_chunk(), None
+        chunk.session, chunk.sequence = session_name, decision.index
+        chunk.horizon, chunk.action_dim = decision.actions.shape
+        chunk.header.stamp = stamp = time_message(decision.stamp_ns)
         data = array.array("f")
         data.frombytes(decision.actions.tobytes())
+        chunk.data = data
         now_ns = self._outlet.now_ns()
         # Row 0 answers the observation: a late chunk is entered at the row that is due now. Where
         # decisions build on each other every row is executed, from now on.
@@ -251,22 +253,25 @@ class Decider:
             first = time_message(now_ns)
             if session_name == MAIN:
                 self.episode.begin(now_ns, self._engine.session(MAIN).turn - 1)
+        chunk.first_action_stamp = first
+        chunk.observation_age = duration_message(now_ns - oldest_ns)
+        chunk.inference_time = duration_message(marks.decided - marks.start)
+        chunk.generated = time_message(now_ns)
+        return chunk
+
+    def _blank_chunk(self) -> ActionChunk:
+        """A new chunk with all that is the same in every one.
+
+        A message is made of a dozen others, which takes longer than to fill it: so the next one is
+        made behind a decision, where nobody waits.
+        """
+        config = self._config
         return ActionChunk(
-            header=Header(stamp=stamp),
             policy=config.policy,
             fingerprint=self._fingerprint,
-            session=session_name,
-            sequence=decision.index,
             action_names=list(config.action_names),
             action_kind=config.action_kind,
-            horizon=horizon,
-            action_dim=action_dim,
-            data=data,
             dt=self._dt,
-            first_action_stamp=first,
-            observation_age=duration_message(now_ns - oldest_ns),
-            inference_time=duration_message(marks.decided - marks.start),
-            generated=time_message(now_ns),
         )
 
     def _publish(self, chunk: Any, decision: Decision, marks: _Marks) -> None:
@@ -295,6 +300,7 @@ class Decider:
                 **vars(timing),
             )
         )
+        self._blank = self._blank_chunk()
 
 
 def _check_units(decision: Decision, session_name: str) -> None:
