@@ -225,7 +225,11 @@ def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Rob
     name, later = f"the name '{first.target.name}'", "and waits for this one: stop it, or start it"
     # Who started first is known to them alone: either may be it.
     waiting = f"waiting up to 40 s for {name}: process "
-    wait_until(lambda: any(waiting in each.target.log for each in (first, second)), 35.0)
+    wait_until(
+        lambda: any(waiting in each.target.log for each in (first, second)),
+        35.0,
+        lambda: first.target.log + second.target.log,
+    )
     if waiting in first.target.log:
         first, second = second, first
     second.wait_log(f"{waiting}{first.target.process.pid} on host '")
