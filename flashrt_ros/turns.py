@@ -68,7 +68,7 @@ async def where_a_chunk_begins(runtime: Runtime, what: str, work: Callable[[], A
         outcomes.append(attempt(work))
 
     def begin() -> None:
-        if runtime.session.past.empty and episode.under_way:
+        if not runtime.session.past.seen and episode.under_way:
             now()
         else:
             waiting.append(now)

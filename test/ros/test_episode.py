@@ -57,7 +57,12 @@ class Camera:
     asked: list[int] = field(default_factory=list)
     cameras: tuple[Any, ...] = (SimpleNamespace(name="front"),)
 
-    def gather(self, now_ns: int, not_before: Mapping[str, int] | None = None) -> Gathered:
+    def gather(
+        self,
+        now_ns: int,
+        not_before: Mapping[str, int] | None = None,
+        made: Mapping[Any, Any] | None = None,
+    ) -> Gathered:
         stamp = now_ns - now_ns % self.every_ns
         self.asked.append((not_before or {}).get("front", 0))
         return Gathered(Observation({"view_0": picture(stamp)}, None, stamp), stamp, stamp)
