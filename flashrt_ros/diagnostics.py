@@ -42,6 +42,7 @@ _COUNTERS = (
     prompt_topic.TAKEN,
     prompt_topic.REFUSED,
 )
+_RATES = ("decisions", "deadline_missed", "late_pictures")
 _REFUSALS = (
     "encoding",
     "size",
@@ -149,7 +150,7 @@ class Diagnostics:
 
     def _of_decisions(self, runtime: Runtime, statistics: Statistics) -> _Status:
         counts = dict.fromkeys(_COUNTERS, 0) | statistics.counts()
-        rates = self._rates.read({k: counts[k] for k in ("decisions", "deadline_missed")})
+        rates = self._rates.read({k: counts[k] for k in _RATES})
         rate = rates["decisions"]
         values: dict[str, Any] = {"rate_hz": rate, "wanted_rate_hz": runtime.config.rate_hz}
         values |= counts
@@ -168,6 +169,8 @@ class Diagnostics:
                 gap_s = runtime.config.execution.gap_s
                 text = f"{rate:.1f} Hz; a chunk came more than {gap_s:g} s after the last one's end"
             return _Status(WARN, text, values)
+        if rates["late_pictures"] > 0.0:
+            return _Status(WARN, "cameras are late: the newest picture stands for others", values)
         return _Status(OK, f"{rate:.1f} Hz", values)
 
     def _of_execution(self, execution: Control) -> _Status:

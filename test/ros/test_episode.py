@@ -193,6 +193,14 @@ def test_where_the_network_cannot_say_what_was_done_an_episode_begins(bench: Ben
     assert bench.statistics.counts()["beyond_network"] == 1
 
 
+def test_a_chunk_that_is_late_is_found_so_once(bench: Bench) -> None:
+    assert not bench.episode.overdue(bench.now_ns, 100), "none was begun"
+    bench.decider.decide()
+    end_ns = bench.episode.end_ns
+    found = [bench.episode.overdue(end_ns + late_ns, 100) for late_ns in (-1, 0, 99, 100, 101)]
+    assert found == [False, False, False, True, False]
+
+
 def test_a_fork_learns_what_was_done_though_it_decides_later(bench: Bench) -> None:
     bench.decider.decide()
     bench.session.engine.fork("fork", source="main")
