@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import InputError, OptionError
 from ...images import Frame
 from ..base import Deployment, Observation, ProcessorOptions
+from ..checkpoint_folder import check_cameras
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -57,6 +58,7 @@ class GrootProcessor(RobotSide):
         self._config = config
         self.views = ordered_views(options.views, SLOTS)
         deployment = options.deployment or read_deployment(None, options.norm_stats)
+        check_cameras(deployment.cameras, self.views, SLOTS, "the checkpoint's robot")
         details: Details = deployment.details
         state_dim = in_range("state_dim", options.state_dim, 1, config.state_width)
         action_dim = in_range("action_dim", options.action_dim, 1, config.action_dim)
@@ -163,12 +165,21 @@ def _embodiment(config: GrootConfig, deployment: Deployment) -> Embodiment:
     details: Details = deployment.details
     if not details.embodiments:
         return Embodiment("", config.embodiment)
-    found = [each for each in details.embodiments.values() if each.slot == config.embodiment]
-    if len(found) != 1:
-        known = {name: each.slot for name, each in details.embodiments.items()}
-        raise OptionError(
-            "override 'embodiment' of policy 'groot_n17'",
-            expected=f"the slot of one of {known}",
-            got=f"{config.embodiment}, of {len(found)}",
-        )
-    return found[0]
+    slot = config.embodiment
+    found = [each for each in details.embodiments.values() if each.slot == slot]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{each.slot} ({name})" for name, each in details.embodiments.items())
+    silent = [name for name, own in details.silent.items() if own == slot]
+    if found:
+        got = f"{slot}, which {' and '.join(each.name for each in found)} share"
+    elif silent:
+        got = f"{slot} ({', '.join(silent)}), with no statistics for {', '.join(silent)}"
+    else:
+        got = f"{slot}, which no robot has"
+    raise OptionError(
+        "option 'embodiment'",
+        expected=f"the slot of a robot that the checkpoint knows: {known}",
+        got=got,
+        remedy="give the statistics.json that its training wrote as norm_stats" if silent else None,
+    )

@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import OptionError
 from ...images import Frame
 from ..base import Observation, ProcessorOptions
+from ..checkpoint_folder import check_cameras
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -49,6 +50,16 @@ class LingbotProcessor(RobotSide):
         self.views = ordered_views(options.views, SLOTS)
         deployment = options.deployment or read_deployment(None, options.norm_stats)
         details: Details = deployment.details
+        check_cameras(deployment.cameras, self.views, SLOTS, "the checkpoint's robot")
+        if deployment.origin == "official" and details.actions is None:
+            raise OptionError(
+                "option 'norm_stats'",
+                expected="statistics of the robot: the folder has none, and without them its "
+                "actions would be the network's units",
+                got="none",
+                remedy="write q01 and q99 of the channels in use, from its training's norm_stat, "
+                "into a file with norm_stats.actions.q01 and norm_stats.actions.q99",
+            )
         state_dim = in_range("state_dim", options.state_dim, 0, 256)
         action_dim = in_range("action_dim", options.action_dim, 1, len(config.channels))
         if any(options.delta_actions or ()):
