@@ -71,6 +71,8 @@ class RobotSide:
         OptionError: ``relative`` does not fit the robot.
     """
 
+    square = False
+
     def __init__(
         self,
         state_dim: int,

@@ -87,6 +87,7 @@ class GrootProcessor(RobotSide):
         self._framing = Framing(
             size, shown.edge, shown.fraction, shown.boxed, config.numerics.image_resize
         )
+        self.square = self._framing.square
         self.identity: Mapping[str, str] = {
             "state": normalised(state_dim, self._states),
             **self.action_identity,

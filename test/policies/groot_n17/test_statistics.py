@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashrt_core.cli.main import app, run
 from flashrt_core.errors import InputError, OptionError, WeightsError
 from flashrt_core.load import configuration, load, processor_of
 from flashrt_core.policies.groot_n17.lerobot import _ranges
@@ -62,3 +63,13 @@ def test_a_state_that_float32_does_not_hold(official: Folder) -> None:
         InputError, match=r"state\[1\]: expected a number below 1e\+30, got -1e\+300"
     ):
         processor.encode(observation(state=(0.5, -1e300, 1.0)), "pick it up")
+
+
+def test_made_up_pictures_are_squares_where_the_folder_needs_them(
+    official: Folder, tmp_path: Path
+) -> None:
+    plan = ["groot_n17", "--checkpoint", str(official()), "--preset", "tiny", "--threads", "1"]
+    few = ["--steps", "1", "--prompt-buckets", "64"]
+    assert run(lambda: app(["qualify", *plan, *few, "--decisions", "1"])) == 0
+    scales = ["--made-up", "1", "--output", str(tmp_path / "scales.json")]
+    assert run(lambda: app(["calibrate", *plan, *few, *scales])) == 0
