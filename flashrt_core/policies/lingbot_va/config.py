@@ -277,8 +277,9 @@ def make_config(preset: str, **overrides: Any) -> LingbotConfig:
     if horizon not in (None, config.horizon):
         raise OptionError(
             "override 'horizon' of policy 'lingbot_va'",
-            expected=f"{config.horizon}, frames x frame_rows",
+            expected=f"{config.horizon}, frames {config.frames} x frame_rows {config.frame_rows}",
             got=horizon,
+            remedy="set these instead: --set frames=4, in the node settings: [frames=4]",
         )
     return config
 

@@ -61,7 +61,16 @@ class LingbotProcessor(RobotSide):
                 "into a file with norm_stats.actions.q01 and norm_stats.actions.q99",
             )
         state_dim = in_range("state_dim", options.state_dim, 0, 256)
-        action_dim = in_range("action_dim", options.action_dim, 1, len(config.channels))
+        most, used = len(config.channels), ",".join(map(str, config.channels))
+        if options.action_dim > most:
+            raise OptionError(
+                "option 'action_dim'",
+                expected=f"at most {most}, the columns of an action row in use (channels={used})",
+                got=options.action_dim,
+                remedy="name those that the robot was trained with: --set channels=0,1,2,..., in "
+                'the node settings: ["channels=0,1,2,..."]',
+            )
+        action_dim = in_range("action_dim", options.action_dim, 1, most)
         if any(options.delta_actions or ()):
             raise OptionError(
                 "option 'delta_actions'", expected="none: there is no state to add", got="some"

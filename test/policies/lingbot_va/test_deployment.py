@@ -139,6 +139,16 @@ def test_an_official_folder_without_statistics_is_refused(official: Path) -> Non
         load(options(official))
 
 
+def test_a_robot_of_more_numbers_is_told_how_to_name_them(official: Path, stats: Path) -> None:
+    missing = describe(options(official, norm_stats=stats, action_dim=14)).missing
+    assert missing is not None
+    assert (
+        "at most 7, the columns of an action row in use (channels=0,1,2,3,4,5,6), got 14; name"
+        in str(missing)
+    )
+    assert "--set channels=0,1,2" in str(missing)
+
+
 def test_an_encoding_has_no_more_ids_than_the_encoder_has_rows(official: Path, stats: Path) -> None:
     given = options(official, extra={"text_vocab": 512}, norm_stats=stats, action_dim=3)
     missing = describe(given).missing
