@@ -7,7 +7,7 @@ clipped in either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -68,7 +68,12 @@ class Statistics:
 
     def take(self, dims: int) -> Statistics:
         """The statistics of the first ``dims`` dimensions."""
-        return replace(self, first=self.first[:dims], second=self.second[:dims])
+        return self.pick(range(dims))
+
+    def pick(self, dims: Sequence[int]) -> Statistics:
+        """The statistics of these dimensions, in this order."""
+        places = list(dims)
+        return replace(self, first=self.first[places], second=self.second[places])
 
     def normalise(self, values: Array) -> Array:
         """Robot units [..., dims] -> about [-1, 1], or about unit variance."""

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from flashrt_core.errors import FlashRTError, OptionError, WeightsError
-from flashrt_core.load import LoadOptions, describe, load
+from flashrt_core.load import LoadOptions, describe, load, processor_of
 from flashrt_core.policies.base import Observation
 from flashrt_core.policies.lingbot_va import POLICY
 from flashrt_core.policies.lingbot_va.deployment import read_deployment
@@ -137,6 +137,23 @@ def test_an_official_folder_without_statistics_is_refused(official: Path) -> Non
     assert str(missing).startswith("option 'norm_stats': expected statistics of the robot: the ")
     with pytest.raises(OptionError, match=r"got none; write q01 and q99 .* norm_stats.actions.q01"):
         load(options(official))
+
+
+def test_statistics_of_whole_rows_are_those_of_the_channels(official: Path, stats: Path) -> None:
+    """As the official program writes them: a number a column, 0 in those that are not used."""
+    given = {"norm_stats": stats, "action_dim": 3, "extra": {"channels": (0, 29, 4)}}
+    few = processor_of(options(official, **given))
+    whole = {"q01": [0.0] * 30, "q99": [0.0] * 30}
+    for place, low, high in zip((0, 29, 4), LOW, HIGH, strict=True):
+        whole["q01"][place], whole["q99"][place] = low, high
+    stats.write_text(json.dumps({"norm_stats": {"actions": whole}}))
+    assert processor_of(options(official, **given)).identity == few.identity
+    short = {name: values[:10] for name, values in whole.items()}
+    stats.write_text(json.dumps({"norm_stats": {"actions": short}}))
+    with pytest.raises(
+        OptionError, match="expected 3 numbers, one a channel in use, or 30, .*got 10"
+    ):
+        processor_of(options(official, **given))
 
 
 def test_a_robot_of_more_numbers_is_told_how_to_name_them(official: Path, stats: Path) -> None:
