@@ -18,7 +18,7 @@ export ROS_DOMAIN_ID := $(shell shuf -i 20-100 -n 1)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-jazzy library kernels gpu-check lint setup setup-dev setup-gpu setup-jazzy clean
+.PHONY: help demo test test-jazzy test-emulated library kernels gpu-check lint setup setup-dev setup-gpu setup-jazzy clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,11 @@ endif
 
 test-jazzy: setup-jazzy ## Run the tests marked `jazzy` on ROS 2 Jazzy.
 	$(call run_in,$(JAZZY),python -m pytest -q -m jazzy test/ros test/launch $(JAZZY_PYTEST_ARGS))
+
+test-emulated: setup-dev ## Run every test of CUDA kernels on the CPU, thread by thread. Takes a quarter of an hour.
+	$(call run,python -m test.emulator.build)
+	$(call run,env FLASHRT_EMULATED=1 python -m pytest -q -n 2 -m kernels test/kernels $(PYTEST_ARGS))
+	$(call run,env FLASHRT_EMULATED=1 python -m pytest -q -n 2 test/emulator)
 
 library: ## Build the library of the C interface of this checkout.
 	$(PYTHON) tools/build_abi.py

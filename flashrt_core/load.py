@@ -136,9 +136,11 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
     calibration = _calibration(options, choice, identity, processor)
 
     def pack(buffers: dict[str, Tensor]) -> None:
-        policy.pack(config, source, buffers)
-        if calibration is not None:
-            calibration.fill(policy.sites, buffers)
+        if calibration is None:
+            policy.pack(config, source, buffers)
+            return
+        policy.pack(config, source, buffers | calibration.importances(policy.sites, buffers))
+        calibration.fill(policy.sites, buffers)
 
     return Plan(
         contract=choice.contract,
@@ -216,7 +218,7 @@ def check_loadable(options: LoadOptions) -> Contract:
     try:
         source = _source(options, choice)
         processor = _processor(options, choice)
-        if choice.precision.calibrated:
+        if choice.precision.calibrated or options.calibration is not None:
             identity = _identity(choice, device, source, processor)
             _calibration(options, choice, identity, processor)
         return choice.contract
@@ -295,7 +297,7 @@ def _processor(options: LoadOptions, choice: _Choice) -> Processor:
 def _calibration(
     options: LoadOptions, choice: _Choice, identity: Fingerprint, processor: Processor
 ) -> Calibration | None:
-    if not choice.precision.calibrated:
+    if not choice.precision.observed:
         return None
     config = choice.policy.of_activations(choice.config)
     key = key_of(

@@ -68,6 +68,18 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, uint32_t share
       : "memory");
 }
 
+// Asks for the tile at (column, row) in the second-level cache.
+__device__ __forceinline__ void prefetch_tile(const CUtensorMap& map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column),
+               "r"(row)
+               : "memory");
+}
+
+// Asks for a run of bytes (a multiple of 16) in the second-level cache.
+__device__ __forceinline__ void prefetch_run(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // A box of a map of four dimensions, whole in the second and third, into shared memory.
 __device__ __forceinline__ void copy_tile_4d(const CUtensorMap& map, uint32_t shared,
                                              uint32_t barrier, int column, int outer) {

@@ -8,30 +8,13 @@
 
 #include <cstdint>
 
+#include "wgmma_tiles.cuh"
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define FLASHRT_SM90A 1
 #endif
 
 namespace flashrt {
-
-// A tile in shared memory for wgmma: rows of kRowBytes (128 or 64, the swizzle has the same width),
-// starting at a multiple of eight rows; `group` bytes between groups of eight rows.
-template <int kRowBytes = 128>
-__device__ __forceinline__ uint64_t wgmma_tile(uint32_t shared, uint32_t group = 8 * kRowBytes) {
-  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-  return static_cast<uint64_t>((shared & 0x3ffff) >> 4) | (1ull << 16) |
-         (static_cast<uint64_t>(group >> 4) << 32) | (kSwizzle << 62);
-}
-
-// A tile whose rows run along the product's inner dimension: chunks of 64 columns, each a tile as
-// above, `chunk` bytes apart. Sixteen rows further down are 2,048 bytes.
-__device__ __forceinline__ uint64_t wgmma_columns(uint32_t shared, uint32_t chunk) {
-  return static_cast<uint64_t>((shared & 0x3ffff) >> 4) | (static_cast<uint64_t>(chunk >> 4) << 16) |
-         (static_cast<uint64_t>(1024 >> 4) << 32) | (1ull << 62);
-}
-
-// The same tile sixteen columns of bf16 (32 bytes) further to the right.
-__device__ __forceinline__ uint64_t wgmma_step(uint64_t tile, int steps) { return tile + 2 * steps; }
 
 #ifdef FLASHRT_SM90A
 
@@ -68,12 +51,16 @@ struct WgmmaRegisters;
 #define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
 #define ACCUMULATORS_4 D4(0)
 #define ACCUMULATORS_8 D4(0), D4(4)
+#define ACCUMULATORS_12 D4(0), D4(4), D4(8)
 #define ACCUMULATORS_16 D16(0)
+#define ACCUMULATORS_20 D16(0), D4(16)
 #define ACCUMULATORS_24 D16(0), D4(16), D4(20)
 #define ACCUMULATORS_28 D16(0), D4(16), D4(20), D4(24)
 #define ACCUMULATORS_32 D16(0), D16(16)
 #define ACCUMULATORS_36 D16(0), D16(16), D4(32)
 #define ACCUMULATORS_48 D16(0), D16(16), D16(32)
+#define ACCUMULATORS_56 D16(0), D16(16), D16(32), D4(48), D4(52)
+#define ACCUMULATORS_64 D64(0)
 #define ACCUMULATORS_72 D64(0), D4(64), D4(68)
 #define ACCUMULATORS_76 D64(0), D4(64), D4(68), D4(72)
 #define ACCUMULATORS_80 D64(0), D16(64)
@@ -84,16 +71,17 @@ struct WgmmaRegisters;
 #define ACCUMULATORS_128 D64(0), D64(64)
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
+#define REGISTERS_12 REGISTERS_8 ", %8, %9, %10, %11"
 #define REGISTERS_16 REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define REGISTERS_20 REGISTERS_16 ", %16, %17, %18, %19"
 #define REGISTERS_24 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define REGISTERS_28 REGISTERS_24 ", %24, %25, %26, %27"
 #define REGISTERS_32 REGISTERS_28 ", %28, %29, %30, %31"
 #define REGISTERS_36 REGISTERS_32 ", %32, %33, %34, %35"
 #define REGISTERS_48 REGISTERS_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define REGISTERS_72 \
-  REGISTERS_48 \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59" \
-  ", %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71"
+#define REGISTERS_56 REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define REGISTERS_64 REGISTERS_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGISTERS_72 REGISTERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define REGISTERS_76 REGISTERS_72 ", %72, %73, %74, %75"
 #define REGISTERS_80 REGISTERS_76 ", %76, %77, %78, %79"
 #define REGISTERS_84 REGISTERS_80 ", %80, %81, %82, %83"
@@ -147,12 +135,16 @@ struct WgmmaRegisters;
 
 WGMMA(8, 4, 4, 5, 6, 7, 8, 9, 10)
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13, 14)
+WGMMA(24, 12, 12, 13, 14, 15, 16, 17, 18)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
+WGMMA(40, 20, 20, 21, 22, 23, 24, 25, 26)
 WGMMA(48, 24, 24, 25, 26, 27, 28, 29, 30)
 WGMMA(56, 28, 28, 29, 30, 31, 32, 33, 34)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
 WGMMA(72, 36, 36, 37, 38, 39, 40, 41, 42)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
+WGMMA(112, 56, 56, 57, 58, 59, 60, 61, 62)
+WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 WGMMA(144, 72, 72, 73, 74, 75, 76, 77, 78)
 WGMMA(152, 76, 76, 77, 78, 79, 80, 81, 82)
 WGMMA(160, 80, 80, 81, 82, 83, 84, 85, 86)
@@ -167,8 +159,12 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef ACCUMULATORS_4
 #undef REGISTERS_8
 #undef ACCUMULATORS_8
+#undef REGISTERS_12
+#undef ACCUMULATORS_12
 #undef REGISTERS_16
 #undef ACCUMULATORS_16
+#undef REGISTERS_20
+#undef ACCUMULATORS_20
 #undef REGISTERS_28
 #undef ACCUMULATORS_28
 #undef REGISTERS_32
@@ -179,6 +175,10 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef ACCUMULATORS_36
 #undef REGISTERS_48
 #undef ACCUMULATORS_48
+#undef REGISTERS_56
+#undef ACCUMULATORS_56
+#undef REGISTERS_64
+#undef ACCUMULATORS_64
 #undef REGISTERS_80
 #undef ACCUMULATORS_80
 #undef REGISTERS_72

@@ -229,16 +229,21 @@ def _compared(session: Session, observation: Observation) -> np.ndarray[Any, Any
 
 
 def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> None:
+    """Every kernel of a decision; where it is a program a stage, of one stage behind the other."""
     device, shape = session.engine.device, session.shape
     assert isinstance(device, CudaDevice) and shape is not None
     names = tuple(stage.name for stage in session.contract.decision_stages)
-    if session.contract.history is not None:
-        names = names[-1:]  # one program a stage
-    last = session.contract.stage(names[-1]).variants - 1
-    result.traced = trace(device, session.engine.program(shape, names, last))
+    apart = session.contract.history is not None
     _, config = configuration(options)
-    depths = find_policy(options.policy).measures.depths(config)
-    result.layers = layer_traces(result.traced, dict(depths))
+    depths = dict(find_policy(options.policy).measures.depths(config))
+    for group in [(name,) for name in names] if apart else [names]:
+        last = session.contract.stage(group[-1]).variants - 1
+        kernels = trace(device, session.engine.program(shape, group, last))
+        result.traced += kernels
+        for part, layer in layer_traces(kernels, depths).items():
+            # Those of the last stage have the part's own name.
+            name = part if group[-1] == names[-1] else f"{part}.{group[-1]}"
+            result.layers[name] = layer
 
 
 def _copy_static(

@@ -38,8 +38,7 @@ def calibrate(
         origin: where they come from, for the file.
         method: "amax": no observed number is clipped; "percentile": so many are not.
         percentile: in (0, 100].
-        told: told how far a checkpoint file is read.
-        decided: told how many observations are done.
+        told, decided: told how far a checkpoint file is read, and how many observations are done.
 
     Raises:
         OptionError: a plan without scales, another device or method, or unusable options.
@@ -47,7 +46,7 @@ def calibrate(
         NumericsError: a product's input is not finite.
     """
     plan_for = precision_of(options)
-    _check(options, bool(plan_for.calibrated), method, percentile)
+    _check(options, bool(plan_for.observed), method, percentile)
     wide = replace(options, precision=str(plan_for.base), max_sessions=1, capsule_slots=0)
     policy = find_policy(options.policy)
     config = policy.of_activations(configuration(options)[1])
@@ -56,7 +55,7 @@ def calibrate(
     try:
         plan = make_plan(wide, device, told)
         body, shapes, encoding = plan.body, plan.contract.shapes, plan.processor.encoding
-        watched = replace(plan, body=lambda *which: observer.watch(body(*which)))
+        watched = replace(plan, body=lambda *which: observer.watch(body(*which), which[0]))
         session = start(watched, device, wide)
         observer.active = True
         digests = []
@@ -77,6 +76,7 @@ def calibrate(
             method=method,
             percentile=percentile,
             sites=observer.ranges(percentile),
+            inputs=observer.inputs(),
         )
     finally:
         device.close()
@@ -86,7 +86,7 @@ def _check(options: LoadOptions, calibrated: bool, method: str, percentile: floa
     if not calibrated:
         raise OptionError(
             "option 'precision'",
-            expected="a plan with fp8 products, which need scales",
+            expected="a plan with fp8 products, which need scales, or with weights of four bits",
             got=repr(str(options.precision)),
         )
     if options.device not in DEVICES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -55,7 +55,9 @@ _FURTHEST = 10.0
 
 
 class RobotSide:
-    """A robot's state and actions.
+    """A robot's state and actions, and what of the transforms a network reads.
+
+    A policy sets ``identity``, and ``ENCODED`` to those of its parts that its inputs depend on.
 
     Args:
         state_dim, action_dim: numbers of the robot.
@@ -71,6 +73,8 @@ class RobotSide:
         OptionError: ``relative`` does not fit the robot.
     """
 
+    ENCODED: ClassVar[tuple[str, ...]]
+    identity: Mapping[str, str]
     square = False
 
     def __init__(
@@ -90,6 +94,11 @@ class RobotSide:
         self._state_needed = state_needed
         self.relative = self._mask(relative, bases)
         self._bases = list(self.relative if bases is None else bases)
+
+    @property
+    def encoding(self) -> Mapping[str, str]:
+        """The parts of ``identity`` that :meth:`encode` depends on."""
+        return {name: self.identity[name] for name in self.ENCODED}
 
     @property
     def action_identity(self) -> dict[str, str]:

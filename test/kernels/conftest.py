@@ -12,7 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from test.gpu import cuda_device
+from test.gpu import PLACE, kernel_device, skip_emulation
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_emulation(items)
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -26,15 +30,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    with cuda_device(overlap="on") as device:
+    with kernel_device(overlap="on") as device:
         yield device
 
 
 @pytest.fixture
 def draw() -> Any:
-    generator = torch.Generator("cuda").manual_seed(torch.seed() % (1 << 40))
+    generator = torch.Generator(PLACE).manual_seed(torch.seed() % (1 << 40))
 
     def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return (torch.randn(shape, generator=generator, device="cuda") * scale).to(dtype)
+        return (torch.randn(shape, generator=generator, device=PLACE) * scale).to(dtype)
 
     return draw

@@ -224,18 +224,18 @@ def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Rob
     second = start(autostart=True, namespace=first.target.namespace)
     name, later = f"the name '{first.target.name}'", "and waits for this one: stop it, or start it"
     # Who started first is known to them alone: either may be it.
-    wait_until(lambda: any(later in each.target.log for each in (first, second)), 20.0)
+    wait_until(lambda: any(later in each.target.log for each in (first, second)), 35.0)
     if later in second.target.log:
         first, second = second, first
     second.wait_log(f"waiting up to 40 s for {name}: process {first.target.process.pid} on host '")
     assert f"process {second.target.process.pid} on host '" in first.target.log
-    wait_until(lambda: "on cpu: plan" in first.target.log, 20.0, lambda: first.target.log)
+    wait_until(lambda: "on cpu: plan" in first.target.log, 35.0, lambda: first.target.log)
     assert "-r __node:=NAME" in second.target.log
     first.wait_value("node", "state", "active")
     assert "failed" not in first.target.log + second.target.log
     assert first.target.stop() == 0
     # Whoever waits takes over as soon as the other has gone.
-    wait_until(lambda: "on cpu: plan" in second.target.log, 20.0, lambda: second.target.log)
+    wait_until(lambda: "on cpu: plan" in second.target.log, 35.0, lambda: second.target.log)
     assert second.target.stop() == 0
 
 

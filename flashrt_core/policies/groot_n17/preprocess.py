@@ -54,6 +54,8 @@ class GrootProcessor(RobotSide):
         OptionError: the options do not fit the policy, or a file they name cannot be used.
     """
 
+    ENCODED = ("state", "embodiment", "images", "instruction", "tokenizer")
+
     def __init__(self, config: GrootConfig, options: ProcessorOptions) -> None:
         self._config = config
         self.views = ordered_views(options.views, SLOTS)
@@ -88,7 +90,7 @@ class GrootProcessor(RobotSide):
             size, shown.edge, shown.fraction, shown.boxed, config.numerics.image_resize
         )
         self.square = self._framing.square
-        self.identity: Mapping[str, str] = {
+        self.identity = {
             "state": normalised(state_dim, self._states),
             **self.action_identity,
             "rows": str(own.rows or config.horizon),
@@ -97,12 +99,6 @@ class GrootProcessor(RobotSide):
             "instruction": "cleaned" if formal else "as it is",
             "tokenizer": tokenizer.digest,
         }
-
-    @property
-    def encoding(self) -> Mapping[str, str]:
-        """The parts of ``identity`` that :meth:`encode` depends on."""
-        parts = ("state", "embodiment", "images", "instruction", "tokenizer")
-        return {name: self.identity[name] for name in parts}
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or exceeds the last bucket."""

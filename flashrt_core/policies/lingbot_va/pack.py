@@ -151,9 +151,10 @@ def tabulate(config: LingbotConfig, source: TensorSource, buffers: Buffers, stre
 
 def _pack_block(config: LingbotConfig, source: TensorSource, buffers: Buffers, block: int) -> None:
     name, net = f"{NET}blocks.{block}.", config.net
+    place = buffers["net.qkv_weight"].device  # where blocks are turned, merged and quantised
 
     def get(part: str) -> Tensor:
-        return source.get(f"{name}{part}").float()
+        return source.get(f"{name}{part}").to(place).float()
 
     def halves(rows: Tensor) -> Tensor:
         """The numbers that turn together, from neighbours to halves of their head."""
@@ -190,7 +191,7 @@ def _put(buffers: Buffers, part: str, kind: str, block: int, tensor: Tensor) -> 
 
 def _importance(buffers: Buffers, part: str, block: int) -> Tensor | None:
     """Mean square of each input of a product, where it is known beforehand: behind a norm that is
-    its gain and shift.
+    its gain and shift. What a calibration has observed is nearer.
     """
     if part == "text_q":
         gain, shift = (buffers[f"net.text_norm_{kind}"][block] for kind in KINDS)

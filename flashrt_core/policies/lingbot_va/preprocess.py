@@ -46,6 +46,8 @@ class LingbotProcessor(RobotSide):
         OptionError: the options do not fit the policy, or a file they name cannot be used.
     """
 
+    ENCODED = ("pictures", "text")
+
     def __init__(self, config: LingbotConfig, options: ProcessorOptions) -> None:
         self._config = config
         self.views = ordered_views(options.views, SLOTS)
@@ -72,17 +74,12 @@ class LingbotProcessor(RobotSide):
         own = as_trained("action_dim", action_dim, deployment.action_dim, statistics)
         super().__init__(state_dim, action_dim, len(config.channels), own, (), state_needed=False)
         self._columns = list(config.channels)
-        self.identity: Mapping[str, str] = {
+        self.identity = {
             **self.action_identity,
             "columns": ", ".join(map(str, config.channels)),
             "pictures": "bilinear",
             "text": self._text.digest,
         }
-
-    @property
-    def encoding(self) -> Mapping[str, str]:
-        """The parts of ``identity`` that :meth:`encode` depends on."""
-        return {name: self.identity[name] for name in ("pictures", "text")}
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or exceeds the last bucket."""

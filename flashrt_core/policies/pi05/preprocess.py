@@ -54,6 +54,8 @@ class Pi05Processor(RobotSide):
         OptionError: the options do not fit the policy, or a file they name cannot be used.
     """
 
+    ENCODED = ("state", "tokenizer")
+
     def __init__(self, config: Pi05Config, options: ProcessorOptions) -> None:
         self._config = config
         self.views = ordered_views(options.views, SLOTS)
@@ -103,16 +105,11 @@ class Pi05Processor(RobotSide):
             state_needed=config.state_in_prompt,
         )
         read = normalised(state_dim, self._state_stats)
-        self.identity: Mapping[str, str] = {
+        self.identity = {
             "state": read if config.state_in_prompt else "not read",
             **self.action_identity,
             "tokenizer": tokenizer.digest,
         }
-
-    @property
-    def encoding(self) -> Mapping[str, str]:
-        """The parts of ``identity`` that :meth:`encode` depends on."""
-        return {name: self.identity[name] for name in ("state", "tokenizer")}
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or, with the longest state, exceeds the last bucket."""
