@@ -252,6 +252,11 @@ def test_the_frozen_networks_may_lie_elsewhere(lerobot: Path, tmp_path: Path) ->
             "output_features.action': expected one number, got .3, 2.$",
         ),
         (
+            lambda at: write_config(at, camera_layout="robotwin_tshape", height=64, width=64),
+            OptionError,
+            "option 'views': expected view_0, view_1, view_2: pictures of .* got .'view_0', ",
+        ),
+        (
             lambda at: write_config(at, obs_cam_keys=["a"]),
             OptionError,
             "option 'views': expected view_0, as the checkpoint was trained with: a, got",
