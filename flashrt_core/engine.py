@@ -30,13 +30,13 @@ from .errors import (
 )
 from .guidance import Guide
 from .plan import Plan
-from .resident import Resident, Returned, Tenant
+from .resident import Returned, Tenant
 from .text import check_text
 from .whole_numbers import whole_number
-from .working_set import Traffic, WorkingSet, set_buffers, set_specs
+from .working_set import Member, Traffic, WorkingSet, set_buffers, set_specs
 
 #: The kind of session that an engine makes; see resident.py.
-SessionT = TypeVar("SessionT", bound=Resident)
+SessionT = TypeVar("SessionT", bound=Member)
 
 
 class Engine(Generic[SessionT]):
@@ -78,7 +78,6 @@ class Engine(Generic[SessionT]):
         self.lent: Tenant | None = None
         self.parked: set[str] = set()
         self.parking: dict[str, Tensor] = {}
-        self._set_of: dict[str, WorkingSet] = {}
         contract = plan.contract
         parking = slot_specs(contract, "parking", max_sessions)
         slots = slot_specs(contract, "capsule", capsule_slots)
@@ -99,6 +98,7 @@ class Engine(Generic[SessionT]):
                 [on_host[spec.name] for spec in hosted],
                 self.free_parking,
             )
+            self.rehearsal = self.capsules.without_bytes()
             _pack(plan, device, buffers[0])
             every = [*(memory[spec.name] for spec in (*parking, *slots)), *on_host.values()]
             self.sets = [WorkingSet(device, contract, each, plan.body, every) for each in buffers]
@@ -119,9 +119,13 @@ class Engine(Generic[SessionT]):
             self.check_here("capsules")
         return self.capsules
 
-    def set_of(self, session: Resident) -> WorkingSet:
-        """The set of buffers that a session uses."""
-        return self._set_of[session.name]
+    def set_of(self, session: Member) -> WorkingSet:
+        """The set of buffers that a session uses; SessionError when it was dropped."""
+        if session.working is None:
+            raise SessionError(
+                f"session {session.name!r}", expected="a live session", got="one that was dropped"
+            )
+        return session.working
 
     def shape_for(self, prompt_tokens: int, views: int | None = None) -> ShapeKey:
         """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits.
@@ -196,14 +200,14 @@ class Engine(Generic[SessionT]):
         """Forget a session and free its parking slot; its capsules stay."""
         session = self.session(name)
         self.check_here(f"session {name!r}")
-        working = self._set_of.pop(name)
-        if working.resident is session:
+        working, session.working = session.working, None
+        if working is not None and working.resident is session:
             working.resident = None
         self.free_parking.append(self.parking.pop(name))
         self.parked.discard(name)
         del self.sessions[name]
 
-    def admit(self, session: Resident, capsule: Held | None = None) -> WorkingSet:
+    def admit(self, session: Member, capsule: Held | None = None) -> WorkingSet:
         """Make ``session`` the one whose state its buffers hold, and tell which these are.
 
         Called before every use. With a ``capsule``, the state is what that holds.
@@ -211,16 +215,12 @@ class Engine(Generic[SessionT]):
         SessionError when it was dropped, or while the sessions are exported.
         """
         if self.lent is None:
-            working = self._set_of.get(session.name)
+            working = session.working
             if working is not None and working.resident is session:
                 if capsule is not None and capsule.host.shape is not None:
                     working.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
                 return working
         self.check_here(f"session {session.name!r}")
-        if self.sessions.get(session.name) is not session:
-            raise SessionError(
-                f"session {session.name!r}", expected="a live session", got="one that was dropped"
-            )
         working = self.set_of(session)
         working.admit(session, self.parking, self.parked, self.traffic, capsule)
         return working
@@ -242,7 +242,7 @@ class Engine(Generic[SessionT]):
                 self.sessions[seat.name] = session
             session.take_over(seat.host, seat.page)
             self.parking[seat.name] = seat.slot
-            self._set_of[seat.name] = self.sets[seat.working_set]
+            session.working = self.sets[seat.working_set]
             if seat.resident:
                 self.sets[seat.working_set].resident = session
             if seat.parked:
@@ -250,40 +250,39 @@ class Engine(Generic[SessionT]):
 
     def replay(
         self,
-        session: Resident,
+        session: Member,
         stages: tuple[StageSpec, ...],
         shape: ShapeKey,
         *,
         variant: int = 0,
         outputs: tuple[str, ...] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> dict[str, float]:
         """Replay captured stages as one; milliseconds of each. An error voids retained state.
 
         Args:
-            session: whose state it is.
-            stages, shape, variant: what to replay.
+            session, stages, shape, variant: whose state it is, and what to replay.
             outputs: buffers that are read next.
-            meanwhile: host work to do while the device is busy.
+            meanwhile, wait: as of the device; what is not waited for has no times.
         """
         working = self.set_of(session)
         names = tuple(stage.name for stage in stages)
         program = working.programs[shape, names, min(variant, stages[-1].variants - 1)]
         read_next = [working.buffers[name] for name in outputs]
         try:
-            self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
+            self.device.replay(program, outputs=read_next, meanwhile=meanwhile, wait=wait)
         except FlashRTError:
             session.ledger.forget()
             raise
         except Exception as error:
             session.ledger.forget()
             raise DeviceError(
-                f"replay of {[stage.name for stage in stages]} on device {self.device.name!r}",
-                got=repr(error),
+                f"replay of {list(names)} on device {self.device.name!r}", got=repr(error)
             ) from error
         for stage in stages:
             session.ledger.ran(stage)
-        return self.device.elapsed_ms(program)
+        return self.device.elapsed_ms(program) if wait else {}
 
     def program(self, shape: ShapeKey, stages: tuple[str, ...], variant: int = 0) -> Program:
         """The captured program of ``stages`` for ``shape``, over the first set's buffers.
@@ -305,7 +304,8 @@ class Engine(Generic[SessionT]):
             if self.lent is not None:
                 self.lent.take_back()
         finally:
-            self.sessions.clear()
+            while self.sessions:
+                self.sessions.popitem()[1].working = None
             for working in self.sets:
                 working.resident = None
             self.device.close()
@@ -355,8 +355,8 @@ class Engine(Generic[SessionT]):
     def _register(self, session: SessionT) -> None:
         working = self.sets[0]
         if len(self.sets) > 1:
-            working = min(self.sets, key=list(self._set_of.values()).count)
-        self._set_of[session.name] = working
+            working = min(self.sets, key=[s.working for s in self.sessions.values()].count)
+        session.working = working
         self.parking[session.name] = self.free_parking.pop()
         self.sessions[session.name] = session
 

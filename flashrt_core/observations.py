@@ -15,7 +15,7 @@ import numpy as np
 from .errors import InputError, NumericsError, OptionError, ShapeKeyError
 from .images import Frame
 from .outputs import whole_file
-from .policies.base import Observation
+from .policies.base import Observation, Prepared
 from .session import SEEDS
 
 Array = np.ndarray[Any, Any]
@@ -113,7 +113,8 @@ def write_observations(samples: Sequence[Sample], path: Path) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def _pixels(image: Array | Frame) -> Array:
+def _pixels(image: Array | Frame | Prepared) -> Array:
+    image = image.image if isinstance(image, Prepared) else image
     return image.rgb() if isinstance(image, Frame) else image
 
 

@@ -27,9 +27,11 @@ from .freshness import Ledger, Page
 from .guidance import Previous
 from .images import Frame
 from .past import Past
-from .policies.base import Observation, Processor
+from .policies.base import Observation, Prepared, Processor
+from .snapshots import meanwhile, save
 from .text import check_text
 from .whole_numbers import whole_number
+from .working_set import WorkingSet
 
 __all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
 
@@ -46,6 +48,7 @@ class Session:
         self.name = name
         self.engine = engine
         self.ledger = Ledger(engine.contract, host.lineage)
+        self.working: WorkingSet | None = None  # whose buffers it uses; None once it is dropped
         self._host = host
         self.past = Past(engine.contract, engine.processor)
 
@@ -113,7 +116,7 @@ class Session:
         self.past.clear()
         self._host = replace(self._host, turn=0, raw=None)
 
-    def record(self, images: Mapping[str, Array | Frame]) -> None:
+    def record(self, images: Mapping[str, Array | Frame | Prepared]) -> None:
         """Keep what cameras see while a chunk is executed, one picture every so many rows.
 
         The last one of a chunk is part of the observation. InputError where none is expected.
@@ -155,9 +158,7 @@ class Session:
         self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(
-            self._host,
-            stamp_ns=stamp_ns,
-            robot_state=None if state is None else frozen(state),
+            self._host, stamp_ns=stamp_ns, robot_state=None if state is None else frozen(state)
         )
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -266,10 +267,7 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        self.past.check_boundary(f"capsule {name!r}")
-        engine = self.engine
-        copier = engine.admit(self).copier
-        return engine.capsules.save(name, self.name, self.host_state(), copier)
+        return save(self.engine, self, self.engine.capsules, name, self.name)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.
@@ -350,19 +348,20 @@ class Session:
         for name in names:
             self._fill(self.contract.input(name), values[name])
         self.ledger.check(transform)
-        self.engine.replay(self, (transform,), self._shape())
+        # Not waited for: whatever reads the product comes behind it.
+        self.engine.replay(self, (transform,), self._shape(), wait=False)
         kept = {name: frozen(values[name]) for name in names}
         self._host = replace(self._host, staged={**others, **kept})
 
     def _replay_last(self, stages: tuple[StageSpec, ...], variant: int = 0) -> dict[str, float]:
-        """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""
+        """Replay the stages that end in actions."""
         return self.engine.replay(
             self,
             stages,
             self._shape(),
             variant=variant,
             outputs=(self.contract.output(ACTIONS).buffer,),
-            meanwhile=partial(self.engine.noise.drawn, self._host.seed, self._host.decisions + 1),
+            meanwhile=partial(meanwhile, self.engine, self),
         )
 
     def _write_noise(self, noise: Noise | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -37,6 +38,16 @@ class Traffic:
 
     switches: int = 0
     nbytes: int = 0
+
+
+class Member(Resident, Protocol):
+    """A session that uses a set.
+
+    Attributes:
+        working: the set whose buffers it uses; None once the session is dropped.
+    """
+
+    working: WorkingSet | None
 
 
 class WorkingSet:

@@ -16,7 +16,7 @@ from typing import Any
 import rclpy
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import NameValidationException, ParameterException
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -31,6 +31,7 @@ from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import WrongStateError
+from flashrt_ros.executor import InputsFirst
 from flashrt_ros.log_folder import ensure_log_folder
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.own_name import OwnName
@@ -227,7 +228,7 @@ def spin(node: PolicyNode, stop: threading.Event) -> int:
 
     An exception in a callback is logged, not fatal.
     """
-    executor = SingleThreadedExecutor()
+    executor = InputsFirst()
     executor.add_node(node)
     failures = 0
     try:

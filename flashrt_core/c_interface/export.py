@@ -20,6 +20,7 @@ from ..devices.base import Native
 from ..engine import Engine
 from ..errors import ContractError, SessionError
 from ..resident import Resident, Returned
+from ..working_set import Member
 from . import records, tables
 from .library import call, load_library
 from .state import Translator
@@ -58,7 +59,7 @@ class Export:
         self.close()
 
 
-def lend(engine: Engine[Any], session: Resident) -> Lent:
+def lend(engine: Engine[Any], session: Member) -> Lent:
     """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
     if engine.contract.history is not None:
         raise ContractError(
@@ -105,7 +106,7 @@ class Lent:
             engine.device.take_back()
             raise
 
-    def open(self, session: Resident) -> Export:
+    def open(self, session: Member) -> Export:
         """A handle of ``session``; SessionError when it has one."""
         name = session.name
         if self._engine.sessions.get(name) is not session or name in self._open:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import InputError, OptionError
 from ..images import Frame
-from .base import Observation, as_array
+from .base import Observation, Prepared, as_array
 from .normalisation import LARGEST
 
 Array = np.ndarray[Any, Any]
@@ -112,6 +112,10 @@ class RobotSide:
     def _moved(self) -> dict[str, str]:
         moved = self._bases != list(self.relative)
         return {"bases of them": ", ".join(map(str, self._bases))} if moved else {}
+
+    def prepare(self, view: str, image: Array | Frame) -> Array | Frame | Prepared:
+        """Nothing here: the image itself."""
+        return image
 
     def decode(self, actions: Array, state: Array | None) -> Array:
         """Raw actions [H, A] -> [H, action_dim] float32 in robot units.
@@ -249,7 +253,9 @@ def in_range(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def checked_images(observation: Observation, views: tuple[str, ...]) -> Mapping[str, Array | Frame]:
+def checked_images(
+    observation: Observation, views: tuple[str, ...]
+) -> Mapping[str, Array | Frame | Prepared]:
     """The images of an observation; InputError where that is no mapping, or has other views."""
     images = observation.images
     if not isinstance(images, Mapping):
@@ -262,11 +268,21 @@ def checked_images(observation: Observation, views: tuple[str, ...]) -> Mapping[
     return images
 
 
-def checked_image(view: str, images: Mapping[str, Array | Frame]) -> Array | Frame:
+def prepared_values(
+    window: str, image: Array | Frame | Prepared | None
+) -> Mapping[str, Array] | None:
+    """What was made of an image for the windows of view ``window``; None where nothing was."""
+    fits = isinstance(image, Prepared) and image.view == window
+    return image.values if fits and isinstance(image, Prepared) else None
+
+
+def checked_image(view: str, images: Mapping[str, Array | Frame | Prepared]) -> Array | Frame:
     """The image of a view; InputError when there is none, or it is not [Y, X, 3] uint8."""
     if view not in images:
         raise InputError(f"image {view!r}", expected="[Y, X, 3] uint8", got="none")
     image = images[view]
+    if isinstance(image, Prepared):
+        image = image.image
     if isinstance(image, Frame):
         return image
     image = as_array(f"image {view!r}", image)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import InputError, OptionError
 from ...images import Frame
-from ..base import Deployment, Observation, ProcessorOptions
+from ..base import Deployment, Observation, Prepared, ProcessorOptions
 from ..checkpoint_folder import check_cameras
 from ..robot_side import (
     RobotSide,
@@ -22,6 +22,7 @@ from ..robot_side import (
     in_range,
     normalised,
     ordered_views,
+    prepared_values,
 )
 from ..text import encoding_path, prompt_windows, require_rows
 from ..windows import STATE, image_input
@@ -121,8 +122,10 @@ class GrootProcessor(RobotSide):
         values: dict[str, Array] = {}
         images = checked_images(observation, self.views)
         for view in self.views:
-            image = checked_image(view, images)
-            values[image_input(view)] = self._square(view, image)
+            made = prepared_values(view, images.get(view))
+            if made is None:
+                made = {image_input(view): self._square(view, checked_image(view, images))}
+            values |= made
         state = self.checked_state(observation.state)
         window = np.zeros((1, self._config.state_width), np.float32)
         if state is not None:  # it is needed, so it is there
@@ -131,6 +134,11 @@ class GrootProcessor(RobotSide):
         values[STATE] = window
         values["prompt_tokens"], values["prompt_length"] = self._text(prompt)
         return values
+
+    def prepare(self, view: str, image: Array | Frame) -> Prepared:
+        """Encode the image of one camera; InputError where it is unusable."""
+        image = checked_image(view, {view: image})
+        return Prepared(view, image, {image_input(view): self._square(view, image)})
 
     def check_windows(self, values: Mapping[str, Array]) -> None:
         """Nothing: no two windows say the same."""

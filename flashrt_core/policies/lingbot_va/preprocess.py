@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import OptionError
 from ...images import Frame
-from ..base import Observation, ProcessorOptions
+from ..base import Observation, Prepared, ProcessorOptions
 from ..checkpoint_folder import check_cameras
 from ..normalisation import Statistics
 from ..robot_side import (
@@ -104,7 +104,7 @@ class LingbotProcessor(RobotSide):
         values["prompt_rows"], values["prompt_lengths"] = self._text.windows(prompt)
         return values
 
-    def encode_pictures(self, images: Mapping[str, Array | Frame]) -> dict[str, Array]:
+    def encode_pictures(self, images: Mapping[str, Array | Frame | Prepared]) -> dict[str, Array]:
         """``image.<view>`` of every view; errors as those of :meth:`encode`."""
         images = checked_images(Observation(images), self.views)
         values = {}
