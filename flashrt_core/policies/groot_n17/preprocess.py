@@ -61,7 +61,6 @@ class GrootProcessor(RobotSide):
         self._config = config
         self.views = ordered_views(options.views, SLOTS)
         deployment = options.deployment or read_deployment(None, options.norm_stats)
-        check_cameras(deployment.cameras, self.views, SLOTS, "the checkpoint's robot")
         details: Details = deployment.details
         state_dim = in_range("state_dim", options.state_dim, 1, config.state_width)
         action_dim = in_range("action_dim", options.action_dim, 1, config.action_dim)
@@ -70,9 +69,14 @@ class GrootProcessor(RobotSide):
         formal = details.formal
         self._prompts = PromptEncoder(config, tokenizer, len(self.views), formal=formal)
         self._text = prompt_windows(self._prompts.encode, config.max_prompt_tokens)
+        # The deployment's are those of the robot that is in use by default.
         own = _embodiment(config, deployment)
-        self._states = as_trained("state_dim", state_dim, deployment.state_dim, own.state)
-        actions = as_trained("action_dim", action_dim, deployment.action_dim, own.actions)
+        check_cameras(own.cameras, self.views, SLOTS, f"the checkpoint's robot {own.name!r}")
+        state_trained, action_trained = (
+            None if each is None else each.dims for each in (own.state, own.actions)
+        )
+        self._states = as_trained("state_dim", state_dim, state_trained, own.state)
+        actions = as_trained("action_dim", action_dim, action_trained, own.actions)
         relative, bases = own.relative[:action_dim], own.bases[: sum(own.relative[:action_dim])]
         given = options.delta_actions
         super().__init__(

@@ -41,6 +41,21 @@ def test_the_robot_in_use_must_have_statistics(official: Folder) -> None:
         OptionError, match=r"got 3 \(other_arm\), with no statistics for other_arm;"
     ):
         load(options(folder, extra={"embodiment": 3}))
+    arm = {**MODALITY, "video": {"modality_keys": ["a", "b", "c"], "delta_indices": [0]}}
+    folder = official(
+        processor={"modality_configs": {ROBOT: MODALITY, "other_arm": arm}},
+        embodiment_id={"other_arm": 3},
+        statistics={"other_arm": STATISTICS},
+    )
+    given = {"state_dim": 3, "action_dim": 3, "extra": {"embodiment": 3}}
+    with pytest.raises(
+        OptionError, match="view_0, view_1, view_2, as the .* trained with: a, b, c"
+    ):
+        processor_of(options(folder, **given))
+    views = ("view_0", "view_1", "view_2")
+    assert processor_of(options(folder, views=views, **given)).state_dim == 3
+    with pytest.raises(OptionError, match="'state_dim': expected 3, as .* trained, got 2"):
+        processor_of(options(folder, views=views, **{**given, "state_dim": 2}))
     (folder / "embodiment_id.json").unlink()
     with pytest.raises(
         WeightsError, match=r"expected embodiment_id.json, .*got no such file; copy"
