@@ -37,6 +37,8 @@ _COUNTERS = (
     "deadline_missed",
     "busy",
     "clock_jumps",
+    "late_pictures",
+    "beyond_network",
     prompt_topic.TAKEN,
     prompt_topic.REFUSED,
 )
@@ -161,8 +163,11 @@ class Diagnostics:
         if problem:
             return _Status(ERROR, problem, values)
         if rates["deadline_missed"] > 0.0:
-            wanted = runtime.config.rate_hz
-            return _Status(WARN, f"{rate:.1f} Hz, too slow for {wanted:g} Hz", values)
+            text = f"{rate:.1f} Hz, too slow for {runtime.config.rate_hz:g} Hz"
+            if runtime.decider.episodes:
+                gap_s = runtime.config.execution.gap_s
+                text = f"{rate:.1f} Hz; a chunk came more than {gap_s:g} s after the last one's end"
+            return _Status(WARN, text, values)
         return _Status(OK, f"{rate:.1f} Hz", values)
 
     def _of_execution(self, execution: Control) -> _Status:

@@ -12,6 +12,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.load import LoadOptions
 from flashrt_core.load_options import parse_settings
 from flashrt_core.policies import find_policy
+from flashrt_ros.execution.parameters import DEFAULT_GAP_S
 from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING
 from flashrt_ros.parameters import HOLD, NodeConfig
 from flashrt_ros.paths import local_place
@@ -68,7 +69,16 @@ def check_delay(config: NodeConfig, horizon: int) -> None:
 
 
 def check_history(config: NodeConfig, contract: Contract) -> None:
-    """OptionError when decisions that build on each other are to begin before a chunk is over."""
+    """OptionError when decisions that build on each other are to begin before a chunk is over, or
+    others within a time of its end.
+    """
+    if contract.history is None and config.execution.gap_s != DEFAULT_GAP_S:
+        raise OptionError(
+            "parameter 'execution.gap_s'",
+            expected=f"{DEFAULT_GAP_S:g}: policy '{config.policy}' decides by rate_hz",
+            got=config.execution.gap_s,
+            remedy="take it out",
+        )
     if contract.history is not None and config.execution.replan_rows:
         raise OptionError(
             "parameter 'execution.replan_rows'",

@@ -213,8 +213,11 @@ class Qualifier(Protocol):
         or arrays by input where several take some. With a history it is an episode's first one.
         """
 
-    def actions(self, values: Mapping[str, Array], noise: Any) -> Array:
-        """The raw actions [H, padded action dim] float32 alone, of windows and noise."""
+    def actions(self, values: Mapping[str, Array], noise: Any, turn: int = 0) -> Array:
+        """The raw actions [H, padded action dim] float32 alone, of windows and noise.
+
+        With a history: of decision ``turn`` of an episode; those before were asked for in order.
+        """
 
 
 class Policy(Protocol):
@@ -225,6 +228,7 @@ class Policy(Protocol):
     slots: tuple[str, ...]  # camera names it knows, in order
     masks_views: bool  # whether a decision may do without some of its cameras
     continues_chunks: bool  # whether one may be guided towards the chunk before it
+    looks_back: bool  # whether decisions build on each other: the contract has a history
     sites: Mapping[str, Site]  # its dense products
     measures: Measures  # how it is measured
 

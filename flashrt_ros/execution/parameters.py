@@ -26,6 +26,7 @@ CLAMP, STOP_ON_VIOLATION = "clamp", "stop"
 HOLD, STOP, STOP_TRAJECTORY = "hold", "stop", "stop_trajectory"
 STALE, FAILED = "stale", "failed"
 DELTA, VELOCITY = "delta", "velocity"
+DEFAULT_GAP_S = 5.0
 
 
 def _row(name: str, kind: str, default: Any, doc: str, **more: Any) -> dict[str, Any]:
@@ -67,6 +68,9 @@ ROWS: tuple[dict[str, Any], ...] = (
          bounds=(0.0, 60.0)),
     _row("execution.delay_quantile", "float", 0.95, "Quantile of the last 64"
          " measured delays that is reckoned with.", bounds=(0.01, 1.0)),
+    _row("execution.gap_s", "float", DEFAULT_GAP_S, "Of a policy that decides where a chunk ends:"
+         " how long after that the next chunk may come. One that is later counts as"
+         " `deadline_missed`, and has the safe action taken.", unit="s", bounds=(0.001, 3600.0)),
     _row("limits.lower", "float[]", (), "Smallest value of each action that"
          " an output may send, in the order of `action.names`; empty: none. In a file, give every"
          " number a decimal point.",
@@ -105,7 +109,8 @@ _OF_STRATEGIES = {
     "execution.ensemble_decay": TEMPORAL_ENSEMBLE,
     "execution.rtc.decay": REAL_TIME_CHUNKING,
 }
-_OF_OUTPUTS = {row["name"]: row["default"] for row in ROWS if row["name"] not in _TOPICS}
+_OF_ALL = (*_TOPICS, "execution.gap_s")
+_OF_OUTPUTS = {row["name"]: row["default"] for row in ROWS if row["name"] not in _OF_ALL}
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ class ExecutionConfig:
     replan_rows: int
     delay_s: float
     delay_quantile: float
+    gap_s: float
     lower: tuple[float, ...]
     upper: tuple[float, ...]
     max_step: tuple[float, ...]

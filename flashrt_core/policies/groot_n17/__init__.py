@@ -36,6 +36,7 @@ class GrootPolicy:
     slots = SLOTS
     masks_views = False
     continues_chunks = True
+    looks_back = False
     sites = SITES
     measures = MEASURES
 

@@ -157,6 +157,11 @@ class LingbotConfig:
         return self.prompt_buckets[-1]
 
     @property
+    def pictures(self) -> tuple[int, ...]:
+        """Of every camera that a decision takes: the first, the second, and every later one."""
+        return 1, TIME * (self.frames - 1), TIME * self.frames
+
+    @property
     def stride(self) -> int:
         """Action rows between two pictures that the network sees."""
         return max(1, self.frame_rows // TIME)

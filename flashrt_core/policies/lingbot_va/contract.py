@@ -77,7 +77,7 @@ def make_contract(
         stages=_stages(config, views, tuple(spec.name for spec in activations)),
         regions={shape: _regions(known, shape, ((0, config.capacity(count)),)) for shape in shapes},
         history=HistorySpec(
-            pictures=(1, TIME * (config.frames - 1), TIME * config.frames),
+            pictures=config.pictures,
             rows=(config.horizon - config.frame_rows, config.horizon, config.horizon),
             stride=config.stride,
             pictured=tuple(image_input(view) for view in views),

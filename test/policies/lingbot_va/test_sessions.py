@@ -6,6 +6,7 @@ import copy
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from flashrt_core.errors import (
     StaleStateError,
 )
 from flashrt_core.load import LoadOptions, load
+from flashrt_core.past import Past
 from flashrt_core.policies.base import Observation
 from flashrt_core.policies.lingbot_va import POLICY
 from flashrt_core.policies.lingbot_va.reference import Reference
@@ -269,19 +271,24 @@ def test_in_the_middle_of_a_chunk(main: Session) -> None:
     main.snapshot("end")
     images = pictures(0, 2, 1)[0]
     main.record(images)
-    for call in (
-        lambda: main.snapshot("middle"),
-        lambda: main.engine.fork("middle", source="main"),
-    ):
-        with pytest.raises(CapsuleError, match="at the end of a chunk.*1 pictures of a chunk"):
-            call()
+    with pytest.raises(CapsuleError, match="at the end of a chunk.*1 pictures of a chunk"):
+        main.snapshot("middle")
+    main.snapshot("middle", midway=True)
+    fork = main.engine.fork("fork", source="main")  # it has seen that picture, too
     with pytest.raises(InputError, match=r"expected 8 of each camera, one every 1.*got 2") as told:
         main.decide(Observation(images))
     assert "\n" not in str(told.value)
     main.restore("end")  # what was seen of the chunk is given up with it
     expected = raws(go_on(main, 1))
-    main.restore("end")
-    assert raws(go_on(main, 1)) == expected
+    for name in ("end", "middle"):  # the same: a capsule holds what the decision left
+        main.restore(name)
+        assert raws(go_on(main, 1)) == expected
+    with pytest.raises(InputError, match="got 2"):
+        fork.decide(Observation(images))
+    *rest, last = pictures(0, 2, 8)[1:]
+    for seen in rest:
+        fork.record(seen)
+    assert raws([fork.decide(Observation(last, stamp_ns=3))]) == expected
 
 
 def test_what_a_history_does_not_take(main: Session) -> None:
@@ -297,6 +304,8 @@ def test_what_a_history_does_not_take(main: Session) -> None:
     go_on(main, 2)
     for images in pictures(0, 2, 7):
         main.record(images)
+    nan, far = np.zeros((8, 7)), np.zeros((8, 7))
+    nan[3, 5], far[7, 0] = np.nan, 10.1
     wrong = [
         (lambda: main.record(images), InputError, "7 before the observation"),
         (lambda: main.act(), SessionError, "which has a history"),
@@ -304,12 +313,25 @@ def test_what_a_history_does_not_take(main: Session) -> None:
         (lambda: main.export(), ContractError, "one with a history"),
         (lambda: main.decide(Observation(images), executed=np.zeros((7, 7))), InputError, "whole"),
         (lambda: main.decide(Observation(images), executed=np.zeros((8, 6))), InputError, "8, 7"),
+        (lambda: main.decide(Observation(images), executed=nan), InputError, "nan in row 3, .* 5"),
+        (lambda: main.decide(Observation(images), executed=far), InputError, "10.1 in row 7, .* 0"),
         (lambda: main.decide(Observation(images), noise={"x": np.zeros(1)}), InputError, "noise"),
     ]
     for call, kind, said in wrong:
         with pytest.raises(kind, match=said):
             call()
     main.decide(Observation(images), executed=np.zeros((8, 7)))  # nothing of it was lost
+
+
+def test_what_was_done_as_decided_changes_no_bit(main: Session) -> None:
+    go_on(main, 2)
+    main.snapshot("end")
+    expected = raws(go_on(main, 1))
+    main.restore("end")
+    assert raws(go_on(main, 1, executed=main.chunk())) == expected
+    alone: Any = SimpleNamespace(history=None)
+    with pytest.raises(InputError, match=r"got an array of shape \[10, 7\]"):
+        Past(alone, main.processor).windows({}, main.host_state(), np.zeros((10, 7)))
 
 
 def test_after_a_failure_an_episode_starts_again(
