@@ -10,6 +10,7 @@ from typing import Any
 from flashrt_core.contract import Contract
 from flashrt_core.errors import OptionError
 from flashrt_core.load import LoadOptions
+from flashrt_core.load_options import parse_settings
 from flashrt_core.policies import find_policy
 from flashrt_ros.execution.parameters import DEFAULT_GAP_S
 from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING
@@ -120,7 +121,9 @@ def _path(text: str) -> Path | None:
 
 def _extra(config: NodeConfig) -> dict[str, Any]:
     """Values of the policy's configuration that not every policy has."""
-    given: dict[str, Any] = {} if config.state_in_prompt else {"state_in_prompt": False}
+    given = parse_settings(config.settings)
+    if not config.state_in_prompt:
+        given["state_in_prompt"] = False
     return given if config.embodiment < 0 else {**given, "embodiment": config.embodiment}
 
 

@@ -121,6 +121,7 @@ class Processor(Protocol):
         views: names of the cameras in use, in slot order.
         state_dim, action_dim: numbers of the robot.
         relative: actions, by index, that decode() adds the state to.
+        square: whether a camera's picture has to be as high as it is wide.
         identity: what the transforms are, part by part in readable text that holds digests of
             statistics and of the text encoding. State saved under one does not fit another.
     """
@@ -129,6 +130,7 @@ class Processor(Protocol):
     state_dim: int
     action_dim: int
     relative: tuple[int, ...]
+    square: bool
     identity: Mapping[str, str]
 
     @property

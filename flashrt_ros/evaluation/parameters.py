@@ -10,6 +10,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.rollout import SUBSTEP_S
 from flashrt_core.evaluation.task import FoundTask, Task
 from flashrt_core.load import LoadOptions
+from flashrt_core.load_options import settings_of
 from flashrt_core.policies import find_policy
 from flashrt_ros.parameters import RAW, NodeConfig
 from flashrt_ros.paths import share_directory
@@ -106,6 +107,8 @@ def _of_plan(plan: LoadOptions) -> dict[str, Any]:
         given["state_in_prompt"] = False
     if "embodiment" in plan.extra:
         given["embodiment"] = plan.extra["embodiment"]
+    if settings := settings_of(plan.extra):
+        given["settings"] = settings
     return given
 
 

@@ -48,7 +48,8 @@ ROWS: tuple[dict[str, Any], ...] = (
          " the checks behind the safe action.", unit="Hz", bounds=(1.0, 1000.0)),
     _row("execution.strategy", "string", REPLACE, "What is due where chunks"
          " overlap: what the newest says, or the weighted mean of all; or what the newest says,"
-         " which is decided so that it continues the one before.", choices=STRATEGIES),
+         " which continues the one before by how it is decided (`real_time_chunking`, of `pi05` and"
+         " `groot_n17`).", choices=STRATEGIES),
     _row("execution.ensemble_decay", "float", 0.01, "Decay of the weights of"
          " `temporal_ensemble` from the oldest chunk to the newest; below 0 the newest weighs"
          " most.", bounds=(-10.0, 10.0)),

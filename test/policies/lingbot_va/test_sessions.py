@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from flashrt_core.policies.lingbot_va import POLICY
 from flashrt_core.policies.lingbot_va.reference import Reference
 from flashrt_core.session import Session
 from flashrt_core.weights import open_weights
+from test.core.capsules import refused, signed, taken_apart
 
 VIEWS = ("view_0", "view_1")
 OPTIONS = LoadOptions(
@@ -223,6 +225,33 @@ def test_a_file_goes_on_elsewhere(main: Session, tmp_path: Path) -> None:
     other.restore("there")
     assert raws(go_on(other, 2)) == expected
     other.engine.close()
+
+
+def test_a_file_whose_episode_fits_no_plan_is_refused(main: Session, tmp_path: Path) -> None:
+    go_on(main, 2)
+    main.snapshot("there")
+    main.engine.store.write_file("there", tmp_path / "c")
+    whole, payload = taken_apart((tmp_path / "c").read_bytes())
+    main.engine.store.drop("there")
+    at = next(n for n, each in enumerate(whole["arrays"]) if each["role"] == "raw")
+    rows, columns = whole["arrays"][at]["shape"]
+    assert (rows, columns) == (8, 30)
+    for change, said in (
+        (
+            {"shape": [columns, rows]},
+            f"[{rows}, {columns}] float32, finite, got [{columns}, {rows}",
+        ),
+        ({"shape": [rows * columns]}, f"finite, got [{rows * columns}] float32"),
+        ({"dtype": "<i4"}, "finite, got [8, 30] int32"),
+        ({"turn": 1 << 40}, "at most the session's 2 decisions in its episode, got 1099511627776"),
+        ({"turn": 0}, "no actions of the decision before, of 0 in the episode, got others"),
+    ):
+        document = copy.deepcopy(whole)
+        (document if "turn" in change else document["arrays"][at]).update(change)
+        if change == {"turn": 0}:
+            del document["turn"]
+        (tmp_path / "c").write_bytes(signed(document, payload))
+        assert said in refused(main, tmp_path / "c")
 
 
 def test_a_new_episode_remembers_nothing(main: Session) -> None:
