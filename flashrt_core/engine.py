@@ -256,34 +256,38 @@ class Engine(Generic[SessionT]):
         shape: ShapeKey,
         *,
         variant: int = 0,
+        apart: bool = False,
         outputs: tuple[str, ...] = (),
         meanwhile: Callable[[], object] | None = None,
         wait: bool = True,
     ) -> dict[str, float]:
-        """Replay captured stages as one; milliseconds of each. An error voids retained state.
+        """Replay captured stages; milliseconds of each. An error voids retained state.
 
         Args:
             session, stages, shape, variant: whose state it is, and what to replay.
+            apart: a program a stage, started behind each other, and one wait; else one program.
             outputs: buffers that are read next.
             meanwhile, wait: as of the device; what is not waited for has no times.
         """
         working = self.set_of(session)
-        names = tuple(stage.name for stage in stages)
-        program = working.programs[shape, names, min(variant, stages[-1].variants - 1)]
+        groups = [(stage,) for stage in stages] if apart else [stages]
+        programs = [working.program(shape, group, variant) for group in groups]
         read_next = [working.buffers[name] for name in outputs]
         try:
-            self.device.replay(program, outputs=read_next, meanwhile=meanwhile, wait=wait)
+            for program in programs[:-1]:
+                self.device.replay(program, wait=False)
+            self.device.replay(programs[-1], outputs=read_next, meanwhile=meanwhile, wait=wait)
         except FlashRTError:
             session.ledger.forget()
             raise
         except Exception as error:
             session.ledger.forget()
-            raise DeviceError(
-                f"replay of {list(names)} on device {self.device.name!r}", got=repr(error)
-            ) from error
+            what = f"replay of {[s.name for s in stages]} on device {self.device.name!r}"
+            raise DeviceError(what, got=repr(error)) from error
         for stage in stages:
             session.ledger.ran(stage)
-        return self.device.elapsed_ms(program) if wait else {}
+        times = map(self.device.elapsed_ms, programs if wait else ())
+        return {name: value for each in times for name, value in each.items()}
 
     def program(self, shape: ShapeKey, stages: tuple[str, ...], variant: int = 0) -> Program:
         """The captured program of ``stages`` for ``shape``, over the first set's buffers.

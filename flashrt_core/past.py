@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .capsule.state import HostState
 from .contract import Contract, HistorySpec
+from .devices.base import NUMPY_DTYPES
+from .drawing import checked_value
 from .errors import CapsuleError, InputError, SessionError, StaleStateError
 from .images import Frame
 from .policies.base import HistoryProcessor, Observation, Prepared, Processor, as_array
@@ -33,6 +36,8 @@ class Past:
         self._processor: Any = processor
         self.seen: list[dict[str, Array]] = []  # pictures of the chunk under way
         self._observed = False  # the windows of the next decision are written
+        #: Windows that pictures are put into as they come: a decision has the last one to do.
+        self.joined: dict[str, Array] = {}
 
     def clear(self) -> None:
         """A chunk ended, or is taken back."""
@@ -41,7 +46,9 @@ class Past:
 
     def continue_from(self, other: Past) -> None:
         """See what another session has seen."""
-        self.seen = list(other.seen)
+        self.clear()
+        for each in other.seen:
+            self._keep(each)
 
     def record(
         self, images: Mapping[str, Array | Frame | Prepared], turn: int, session: str
@@ -63,7 +70,7 @@ class Past:
                 remedy="decide, or restart() for a new episode",
             )
         made: HistoryProcessor = self._processor
-        self.seen.append(made.encode_pictures(images))
+        self._keep(made.encode_pictures(images))
 
     def check_boundary(self, what: str) -> None:
         """CapsuleError about ``what`` in the middle of a chunk."""
@@ -111,7 +118,8 @@ class Past:
     ) -> dict[str, Array]:
         """The windows of a decision: pictures joined, and the chunk that was executed.
 
-        Where decisions stand alone, they are ``values``.
+        Where decisions stand alone, they are ``values``. Those of pictures are overwritten by what
+        is seen after the decision, and are checked.
 
         Args:
             values: as encoded from the observation: one picture where the window takes several.
@@ -141,12 +149,25 @@ class Past:
             )
         joined = dict(values) | {history.executed: self._executed(history, host, executed)}
         for name in history.pictured:
-            window = np.zeros(self._contract.input(name).shape, values[name].dtype)
-            for index, each in enumerate((*self.seen, values)):
-                window[index] = each[name]
-            joined[name] = window
+            self._put(name, len(self.seen), values[name])
+            self.joined[name][expected:] = 0.0
+            joined[name] = self.joined[name]
         self._observed = True
         return joined
+
+    def _keep(self, pictures: Mapping[str, Array]) -> None:
+        """Puts a picture of every camera behind those that were seen."""
+        index = len(self.seen)
+        self.seen.append({name: self._put(name, index, each) for name, each in pictures.items()})
+
+    def _put(self, name: str, index: int, picture: Array) -> Array:
+        """Makes a picture the one of that number, and checks it while it is in the caches."""
+        spec = self._contract.input(name)
+        if name not in self.joined:
+            self.joined[name] = np.zeros(spec.shape, NUMPY_DTYPES[spec.dtype])
+        row: Array = self.joined[name][index]
+        row[...] = checked_value(replace(spec, shape=spec.shape[1:]), picture)
+        return row
 
     def _executed(self, history: HistorySpec, host: HostState, executed: Array | None) -> Array:
         shape = self._contract.input(history.executed).shape

@@ -231,13 +231,8 @@ class Session:
         names = tuple(stage.name for stage in stages)
         for stage in stages:
             self.ledger.check(stage, ran=names)
-        timings: dict[str, float] = {}
-        variant = self.contract.variant(self._host.turn)
-        split = split or self.contract.history is not None
-        for stage in stages[:-1] if split else ():
-            timings |= self.engine.replay(self, (stage,), self._shape(), variant=variant)
-        last = stages[-1:] if split else stages
-        return self._finish(timings | self._replay_last(last, variant))
+        # With a history, each stage has variants and a program of its own.
+        return self._finish(self._replay(stages, split or self.contract.history is not None))
 
     def act(
         self,
@@ -257,7 +252,7 @@ class Session:
         self._write_guidance(previous)
         stage = self.contract.decision_stages[-1]
         self.ledger.check(stage, allow_stale=allow_stale)
-        return self._finish(self._replay_last((stage,)))
+        return self._finish(self._replay((stage,)))
 
     def read(self, output: str) -> Array:
         """A host copy of an output window."""
@@ -321,8 +316,11 @@ class Session:
         return self._host.shape
 
     def _checked(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        known = {**self._host.staged, **self.past.joined}  # were checked when they came
+        spec = self.contract.input
         return {
-            name: checked_value(self.contract.input(name), value) for name, value in values.items()
+            name: value if value is known.get(name) else checked_value(spec(name), value)
+            for name, value in values.items()
         }
 
     def _write(self, values: Mapping[str, Array], shape: ShapeKey) -> None:
@@ -340,7 +338,9 @@ class Session:
     def _stage(self, transform: StageSpec, names: list[str], values: Mapping[str, Array]) -> None:
         staged = self._host.staged
         same = all(
-            name in staged and staged[name].tobytes() == values[name].tobytes() for name in names
+            name in staged
+            and (staged[name] is values[name] or staged[name].tobytes() == values[name].tobytes())
+            for name in names
         )
         if same and self.ledger.is_made(transform.name) and not self.ledger.announced(names):
             return  # the retained product is already that of these values
@@ -355,13 +355,14 @@ class Session:
         kept = {name: frozen(values[name]) for name in names}
         self._host = replace(self._host, staged={**others, **kept})
 
-    def _replay_last(self, stages: tuple[StageSpec, ...], variant: int = 0) -> dict[str, float]:
+    def _replay(self, stages: tuple[StageSpec, ...], apart: bool = False) -> dict[str, float]:
         """Replay the stages that end in actions."""
         return self.engine.replay(
             self,
             stages,
             self._shape(),
-            variant=variant,
+            variant=self.contract.variant(self._host.turn),
+            apart=apart,
             outputs=(self.contract.output(ACTIONS).buffer,),
             meanwhile=partial(meanwhile, self.engine, self),
         )

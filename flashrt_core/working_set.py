@@ -74,6 +74,11 @@ class WorkingSet:
         self.resident: Resident | None = None
         self.programs = _capture(device, contract, buffers, body)
 
+    def program(self, shape: ShapeKey, stages: tuple[StageSpec, ...], variant: int = 0) -> Program:
+        """That of stages for a shape, in the variant of the last one that there is."""
+        names = tuple(stage.name for stage in stages)
+        return self.programs[shape, names, min(variant, stages[-1].variants - 1)]
+
     def admit(
         self,
         session: Resident,

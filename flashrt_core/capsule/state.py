@@ -58,7 +58,10 @@ class HostState:
 
 
 def frozen(values: Array) -> Array:
-    """A copy that cannot be written."""
+    """A copy that cannot be written; the array itself where nobody can as it is."""
+    flags = values.flags
+    if flags.owndata and flags.c_contiguous and not flags.writeable:
+        return values
     copy = np.array(values, order="C")
     copy.setflags(write=False)
     return copy

@@ -64,12 +64,12 @@ def test_rows_of_a_pool(device: Any, capacity: int, counts: tuple[int, ...], cop
 
 
 def test_places_on_a_grid(device: Any) -> None:
-    at = torch.randint(-1, 40, (130, 3), device=PLACE).float() + 0.25
+    frame, at = i32(1234), torch.randint(-1, 40, (130, 3), device=PLACE).float() + 0.25
     rates = torch.rand(64, 2, device=PLACE) * torch.tensor([1.0, 1e-8], device=PLACE)
     axes = torch.randint(0, 3, (64,), dtype=I32, device=PLACE)
     out, want = empty(260, 128, dtype=F32), expected((260, 128))
-    run(device, lambda lane: grid_rope(lane, i32(1234), at, rates, axes, out))
-    grid_rope_ref(i32(1234), at, rates, axes, want)
+    run(device, lambda lane: grid_rope(lane, frame, at, rates, axes, out))
+    grid_rope_ref(frame, at, rates, axes, want)
     assert error(out, want) < FLOAT32
 
 

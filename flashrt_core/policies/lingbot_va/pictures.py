@@ -16,9 +16,9 @@ def resized(image: Array, height: int, width: int) -> Array:
 
     Bilinear between pixel centres, without a filter, as the official code resizes.
     """
-    # An array of our own: that of a host may be read-only.
+    # An array of our own: what follows changes it in place, as memory that is new costs more.
     own = torch.from_numpy(np.array(image, np.float32))
-    pixels = own.permute(2, 0, 1)[None] / 255.0
+    pixels = own.permute(2, 0, 1)[None].div_(255.0)
     if pixels.shape[2:] != (height, width):
         pixels = F.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False)
-    return (pixels[0].permute(1, 2, 0) * 2.0 - 1.0).contiguous().numpy()
+    return pixels[0].permute(1, 2, 0).mul_(2.0).sub_(1.0).contiguous().numpy()

@@ -6,6 +6,7 @@ Source: LeRobot's processor and policy for LingBot-VA, and the official server's
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -164,5 +165,7 @@ def _statistics(config: LingbotConfig, origin: str, found: Statistics | None) ->
 def squares(picture: Array) -> Array:
     """[H, W, 3] -> [H/2, W/2, 12]: four pixels each, as channel, column, row."""
     height, width, _ = picture.shape
-    cells = picture.reshape(height // 2, 2, width // 2, 2, 3).transpose(0, 2, 4, 3, 1)
-    return np.ascontiguousarray(cells).reshape(height // 2, width // 2, 12)
+    cells = np.empty((height // 2, width // 2, 3, 2, 2), picture.dtype)
+    for row, column in product(range(2), repeat=2):
+        cells[..., column, row] = picture[row::2, column::2]
+    return cells.reshape(height // 2, width // 2, 12)

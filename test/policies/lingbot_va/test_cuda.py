@@ -166,9 +166,10 @@ def test_an_episode_repeats_to_the_bit(overlap: str) -> None:
 
 @needs_gpu
 def test_capsules_resume_an_episode_with_equal_bits() -> None:
-    """Behind sixteen chunks: restored, forked, from the host, from a file, made anew."""
+    """With the small pool full: restored, forked, from the host, from a file, made anew."""
     result = measure(BENCH, OPTIONS, trials=2)
-    assert result.bit_exact and result.chunks == 16, result.equal
+    assert result.bit_exact, result.equal
+    assert result.chunks == 4, "three fill the pool, and one more"
 
 
 @needs_gpu
