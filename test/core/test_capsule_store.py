@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashrt_core.capsule.state import Place
+from flashrt_core.capsule.state import Place, frozen
 from flashrt_core.engine import Engine
 from flashrt_core.errors import CapsuleError, CapsuleStoreFullError, DeviceError, OptionError
 from flashrt_core.load import LoadOptions, load
@@ -39,6 +39,23 @@ def dirty(engine: Engine) -> None:
     """Lets another session write all over the buffers."""
     engine.create_session("other", seed=9, prompt="xyz").decide(toy.see(9))
     engine.drop_session("other")
+
+
+def test_what_somebody_may_write_is_copied() -> None:
+    """What nobody can is kept: a prompt's rows are megabytes."""
+    own = np.arange(6.0)
+    view, across = own[:4], np.arange(6.0).reshape(2, 3).T
+    for array in (view, across):
+        array.setflags(write=False)
+    kept = [frozen(array) for array in (own, view, across)]
+    own[:] = 9.0
+    assert [each.ravel().tolist() for each in kept] == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3],
+        [0, 3, 1, 4, 2, 5],
+    ]
+    assert not any(each.flags.writeable for each in kept)
+    assert all(frozen(each) is each for each in kept)
 
 
 def test_a_move_frees_the_slot_of_the_device(engine: Engine, main: Session) -> None:

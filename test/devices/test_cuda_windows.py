@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from flashrt_core.bench.scene import look_back
 from flashrt_core.contract import BufferSpec, DType, Role
 from flashrt_core.devices.cuda import CudaDevice
 from flashrt_core.devices.transfer import Rows
@@ -235,6 +237,19 @@ def test_a_decision_asks_the_driver_for_nothing_else(session: Session) -> None:
         for value in range(1, 6):
             session.decide(observation(session, value))
     assert calls == {name: 5 * count for name, count in DECISION_CALLS.items()}
+
+
+def test_stages_of_an_episodes_decision_wait_once(whole: FakeCuda) -> None:
+    """The host starts the next one while the device is at the one before."""
+    options = LoadOptions(policy="lingbot_va", device="cuda", precision="bf16", views=("view_0",))
+    session = load(replace(options, prompt="pick up the cup", max_sessions=1, steps=1))
+    session.decide(observation(session, 0))
+    look_back(session, observation(session, 1))
+    with count_calls(session.engine.device.driver) as calls:  # type: ignore[attr-defined]
+        decision = session.decide(observation(session, 1))
+    assert list(decision.stage_ms) == ["commit", "video", "action"]
+    assert (calls["cuGraphLaunch"], calls["cuStreamSynchronize"]) == (3, 1)
+    session.engine.close()
 
 
 def test_a_new_prompt_replays_its_stage_and_no_more(session: Session) -> None:

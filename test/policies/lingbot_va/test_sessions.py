@@ -264,6 +264,9 @@ def test_a_new_episode_remembers_nothing(main: Session) -> None:
     spoil(main, but="prompt")
     main.restart()
     assert raws(go_on(main, 3, noise=noise)) == first
+    main.restart()
+    go_on(main, 1)
+    assert not main.buffers["image.view_0"][1:].any(), "zeros behind the one picture"
 
 
 def test_in_the_middle_of_a_chunk(main: Session) -> None:
