@@ -40,7 +40,7 @@ def save(
 
 def meanwhile(engine: Engine[Any], session: Member) -> None:
     """What the host does while the device decides: draw the noise of the next decision and, where
-    capsules are kept at all, go through a snapshot up to its copies.
+    capsules are kept at all, go through a snapshot, which copies nothing.
     """
     host = session.host_state()
     engine.noise.drawn(host.seed, host.decisions + 1)

@@ -113,12 +113,12 @@ class CapsuleStore:
         return len(self._held)
 
     def without_bytes(self) -> CapsuleStore:
-        """A store of one slot, one of those here, that goes through everything and copies nothing:
-        only to be saved to.
+        """A store of one slot, one of those here, that goes through everything, the start of a copy
+        as well, and copies nothing: only to be saved to.
         """
         slots = self._free[_DEVICE][:1]
         store = CapsuleStore(self._device, self._contract, self._fingerprint, slots)
-        store._start = lambda planned: None
+        store._start = lambda planned: self._device.transfer(self._device.idle)
         return store
 
     def list(self) -> list[CapsuleInfo]:

@@ -70,6 +70,7 @@ class CpuDevice:
         self.name = "cpu" if self._place.type == "cpu" else f"reference_{self._place.type}"
         self.arch = f"{self._place.type}-{platform.machine()}"
         self.library = f"torch-{torch.__version__}"
+        self.idle: Transfer = CpuTransfer((), ())
         self._arena: Tensor | None = None
         self._host_arena: Tensor | None = None
 

@@ -129,9 +129,12 @@ class CudaDevice:
         opened.callback(kernels.close)
         self.library = f"{kernels.digest}-cublaslt-{version}"
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._stream = self.driver.call("cuStreamCreate", int(flags))
-        opened.callback(self.driver.call, "cuStreamDestroy", self._stream)
-        self._copier = Copier(self.driver, kernels, self._stream)
+        streams = [self.driver.call("cuStreamCreate", int(flags)) for _ in range(2)]
+        for stream in streams:
+            opened.callback(self.driver.call, "cuStreamDestroy", stream)
+        self._stream, aside = streams
+        self._copier = Copier(self.driver, kernels, self._stream, aside)
+        self.idle: Transfer = self._copier.idle
         with self.driver.memory_errors("the workspace of products"):
             self.gemm = CublasLt(self.driver, self._stream, cache_path(self.driver.name, version))
         opened.callback(self.gemm.close)

@@ -66,18 +66,26 @@ class Parameters:
 class Copier:
     """Copies on one stream, most of them by the kernel ``copy_pieces``.
 
+    Args:
+        driver, library: of the GPU, and of the kernel.
+        stream: where copies go.
+        aside: where a launch that copies nothing goes, which the others then do not wait for.
+
     Attributes:
         function: handle of the kernel.
         blocks: of a launch, THREADS threads each.
+        idle: one block that finds nothing to copy.
     """
 
-    def __init__(self, driver: CudaDriver, library: KernelLibrary, stream: Any) -> None:
+    def __init__(self, driver: CudaDriver, library: KernelLibrary, stream: Any, aside: Any) -> None:
         self._driver = driver
         self._stream = stream
         self.function = library.function("copy_pieces")
         self.blocks = _BLOCKS * driver.multiprocessors
         nothing = Parameters(())
-        driver.call(_LAUNCH, *self._args(nothing))  # the first launch loads the machine code
+        args = self._args(nothing, 1, aside)
+        self.idle = CudaTransfer((), _LAUNCH, args, False, parameters=nothing)
+        driver.call(_LAUNCH, *args)  # the first launch loads the machine code
 
     def plan(
         self,
@@ -97,15 +105,15 @@ class Copier:
         fits = len(found) <= MOST_PIECES and all(p.width * p.rows <= MOST_BYTES for p in found)
         if fits and not any(map(on_host, places)):
             parameters = Parameters(found)
-            args = self._args(parameters)
+            args = self._args(parameters, self.blocks, self._stream)
             return CudaTransfer(tuple(copies), _LAUNCH, args, windows, parameters=parameters)
         executable = _capture(self._driver, self._stream, found, on_host)
         args = (executable, self._stream)
         return CudaTransfer(tuple(copies), "cuGraphLaunch", args, windows, executable)
 
-    def _args(self, parameters: Parameters) -> tuple[Any, ...]:
-        sizes = (self.blocks, 1, 1, THREADS, 1, 1)
-        return (self.function, *sizes, 0, self._stream, parameters.address, 0)
+    def _args(self, parameters: Parameters, blocks: int, stream: Any) -> tuple[Any, ...]:
+        sizes = (blocks, 1, 1, THREADS, 1, 1)
+        return (self.function, *sizes, 0, stream, parameters.address, 0)
 
 
 def _capture(
