@@ -12,6 +12,7 @@ from .contract import Contract, InputSpec
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError
 from .policies.base import as_array
+from .whole_numbers import whole_number
 
 Array = np.ndarray[Any, Any]
 #: Of a decision: that of the input ``noise``, or of several inputs by name.
@@ -21,6 +22,14 @@ Noise = Array | Mapping[str, Array]
 NOISE = "noise"
 #: What a session's seed may be.
 SEEDS = range(1 << 64)
+
+
+def checked_seed(seed: object) -> int:
+    """A session's seed; InputError on what is none."""
+    number = whole_number("seed", seed, InputError)
+    if number not in SEEDS:
+        raise InputError("seed", expected=f"a number of 0..{SEEDS[-1]}", got=number)
+    return number
 
 
 def noise_for(seed: int, index: int, shape: tuple[int, ...], stream: int = 0) -> Array:

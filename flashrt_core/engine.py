@@ -19,11 +19,10 @@ from .capsule.state import HostState, slot_specs
 from .capsule.store import CapsuleStore, Held
 from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
-from .drawing import SEEDS, NoiseInputs
+from .drawing import NoiseInputs, checked_seed
 from .errors import (
     DeviceError,
     FlashRTError,
-    InputError,
     SessionError,
     SessionLimitError,
     ShapeKeyError,
@@ -32,7 +31,6 @@ from .guidance import Guide
 from .plan import Plan
 from .resident import Returned, Tenant
 from .text import check_text
-from .whole_numbers import whole_number
 from .working_set import Member, Traffic, WorkingSet, set_buffers, set_specs
 
 #: The kind of session that an engine makes; see resident.py.
@@ -160,7 +158,7 @@ class Engine(Generic[SessionT]):
         on a seed that is no whole number of 64 bits, or on the prompt.
         """
         self._claim(name)
-        session = self._make_session(self, name, HostState(seed=_checked_seed(seed)))
+        session = self._make_session(self, name, HostState(seed=checked_seed(seed)))
         if prompt != "":
             session.set_prompt(prompt)
         self._register(session)
@@ -179,11 +177,17 @@ class Engine(Generic[SessionT]):
         # What is unknown is said first: dropping a session would not mend it.
         parent = None if source is None else self.session(source)
         held = None if capsule is None else self.store.find(capsule)
+        return self.forked(name, held, parent, self.capsules)
+
+    def forked(
+        self, name: str, held: Held | None, parent: SessionT | None, store: CapsuleStore
+    ) -> SessionT:
+        """A new session that starts from a capsule of ``store``, or from a session."""
         self._claim(name)
         slot = self.free_parking[-1]
         if held is not None:
             host = held.host
-            self.capsules.fork(held, slot)
+            store.fork(held, slot)
         elif parent is not None:
             copier = self.admit(parent).copier
             host = parent.host_state()
@@ -364,13 +368,6 @@ class Engine(Generic[SessionT]):
         session.working = working
         self.parking[session.name] = self.free_parking.pop()
         self.sessions[session.name] = session
-
-
-def _checked_seed(seed: object) -> int:
-    number = whole_number("seed", seed, InputError)
-    if number not in SEEDS:
-        raise InputError("seed", expected=f"a number of 0..{SEEDS[-1]}", got=number)
-    return number
 
 
 def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:

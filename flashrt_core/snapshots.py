@@ -40,9 +40,13 @@ def save(
 
 def meanwhile(engine: Engine[Any], session: Member) -> None:
     """What the host does while the device decides: draw the noise of the next decision and, where
-    capsules are kept at all, go through a snapshot, which copies nothing.
+    capsules are kept at all, go through a snapshot and a fork, which copy and leave nothing.
     """
     host = session.host_state()
     engine.noise.drawn(host.seed, host.decisions + 1)
     if len(engine.capsules) and host.lineage.made and not session.past.seen:
-        save(engine, session, engine.rehearsal, _NAME, _NAME)
+        store = engine.rehearsal
+        save(engine, session, store, _NAME, _NAME)
+        if engine.free_parking and _NAME not in engine.sessions:
+            engine.forked(_NAME, store.find(_NAME), None, store)
+            engine.drop_session(_NAME)

@@ -114,11 +114,12 @@ class CapsuleStore:
 
     def without_bytes(self) -> CapsuleStore:
         """A store of one slot, one of those here, that goes through everything, the start of a copy
-        as well, and copies nothing: only to be saved to.
+        as well, and copies nothing: only to be saved to and forked from.
         """
         slots = self._free[_DEVICE][:1]
         store = CapsuleStore(self._device, self._contract, self._fingerprint, slots)
         store._start = lambda planned: self._device.transfer(self._device.idle)
+        store._forks = self._forks
         return store
 
     def list(self) -> list[CapsuleInfo]:
@@ -192,7 +193,7 @@ class CapsuleStore:
 
     def fork(self, held: Held, seat: Tensor) -> None:
         """Copy what a capsule holds into the slot of a session."""
-        self._device.transfer(self._forks[id(held.slot), id(seat), held.nbytes])
+        self._start(self._forks[id(held.slot), id(seat), held.nbytes])
 
     def drop(self, name: str) -> None:
         """Free the slot of ``name``; CapsuleError when unknown."""

@@ -319,26 +319,34 @@ def test_a_capsule_is_the_rows_of_its_bucket(session: Session, bucket: int, on_h
     assert np.array_equal(engine.store.export("mark").payload, whole_payload)
 
 
-def test_a_decision_rehearses_a_snapshot_and_copies_nothing(session: Session) -> None:
-    """Once capsules are kept: one more launch, that nothing waits for, and the same capsules."""
+def test_a_decision_rehearses_snapshot_and_fork_and_copies_nothing(session: Session) -> None:
+    """Once capsules are kept: two more launches, that nothing waits for, and all as it was."""
 
     def decide() -> Counter[str]:
         with count_calls(engine.device.driver) as calls:  # type: ignore[attr-defined]
             session.decide(Observation(session_images, np.zeros(7, np.float32)))
         return Counter(calls)
 
+    def everywhere() -> tuple[Any, ...]:
+        parking = {name: id(slot) for name, slot in engine.parking.items()}
+        free = [id(slot) for slot in engine.free_parking]
+        return dict(engine.sessions), parking, free, set(engine.parked)
+
     engine, session_images = session.engine, {"base_0_rgb": np.ones((30, 40, 3), np.uint8)}
     expected = decide()
     assert len(engine.rehearsal) == 0
     info = session.snapshot("mark")
-    assert decide() == expected + Counter(cuLaunchKernel=1) and len(engine.rehearsal) == 1
+    before = everywhere()
+    assert decide() == expected + Counter(cuLaunchKernel=2) and len(engine.rehearsal) == 1
+    assert everywhere() == before
     device: Any = engine.device
     stream = device.idle.args[8]
     assert stream != device._stream and device.idle.parameters.plan.count == 0
     assert engine.store.list() == [info], "its host's state, too, is that of the snapshot"
-    engine.create_session("other", prompt="bowl").decide(
-        Observation(session_images, np.zeros(7, np.float32))
-    )
+    while engine.free_parking:  # no fork could be made
+        last = engine.create_session(f"other {len(engine.sessions)}", prompt="bowl")
+    assert decide() == expected + Counter(cuLaunchKernel=1)
+    last.decide(Observation(session_images, np.zeros(7, np.float32)))
     session.restore("mark")
     assert session.decisions == info.decision
     with pytest.raises(DeviceError, match="copies it planned"):
