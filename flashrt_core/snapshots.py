@@ -50,3 +50,4 @@ def meanwhile(engine: Engine[Any], session: Member) -> None:
         if engine.free_parking and _NAME not in engine.sessions:
             engine.forked(_NAME, store.find(_NAME), None, store)
             engine.drop_session(_NAME)
+        store.drop(_NAME)  # the next one takes the longer way, that of a new name, again
