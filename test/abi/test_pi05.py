@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -183,7 +184,9 @@ def test_cameras_bytes_are_not_exported(library_path: Path) -> None:
 def test_the_example_on_a_gpu(checkout: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHRT_KERNELS", str(find_fatbin()))  # which that checkout did not build
     status, out, err = embed(checkout, kind, "tiny", "20")
-    assert status == 0, err
+    # As for anybody who follows the document: what PYTHONPATH adds is not there.
+    remedy = f"of packages it sees those in {sys.prefix} alone: pip install '.[cuda]' there"
+    assert status == 0, f"{err}{remedy}"
     print(out)
     assert json.loads(out.splitlines()[-1])["bit_exact"]
 
