@@ -35,20 +35,45 @@ class Autostart:
         self._node = node
         self._began_s = time.monotonic()
         self._told = False
+        self._held_s: float | None = None  # since when it is configured
         if error := node.parameters.errors.get(AUTOSTART):
             node.get_logger().error(f"not started: {error}")
         elif node.get_parameter(AUTOSTART).value:
             self._timer = node.create_timer(_PERIOD_S, self._tick, clock=steady_clock)
 
     def _tick(self) -> None:
-        node = self._node
-        if node.state == "unconfigured" and self._waits_for_name():
-            return
+        node, name = self._node, self._node.own_name
+        if self._held_s is None:
+            if node.state == "unconfigured" and self._waits_for_name():
+                return
+            if node.state != "unconfigured":  # somebody was faster
+                self._timer.cancel()
+                return
+            with name.going_first() if name.first() else nullcontext():
+                if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
+                    self._timer.cancel()
+                    return
+            self._held_s = time.monotonic()
+        self._activate(self._held_s)
+
+    def _activate(self, held_s: float) -> None:
+        """Activate, unless somebody has come to light meanwhile who goes first.
+
+        On a busy machine two discover each other when both are configured. Then what each said
+        behind that decides.
+        """
+        node, name = self._node, self._node.own_name
+        first = name.first(held_s)
+        if node.state == "inactive" and name.others() and not first:
+            if name.later(held_s):
+                self._held_s = None
+                node.trigger_cleanup()
+                return
+            if time.monotonic() - held_s <= _NAME_WAIT_S:  # it may load weights, and hear nobody
+                return
         self._timer.cancel()
-        if node.state != "unconfigured":  # somebody was faster
-            return
-        with node.own_name.going_first() if node.own_name.first() else nullcontext():
-            if node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+        if node.state == "inactive":
+            with name.going_first() if first else nullcontext():
                 node.trigger_activate()
 
     def _waits_for_name(self) -> bool:
@@ -62,6 +87,8 @@ class Autostart:
                 " it under a name of its own"
             )
             return False
+        if not name.settled():  # it may still turn out to be the first
+            return True
         who, waited_s = name.who(), time.monotonic() - self._began_s
         if name.others() and not self._told and (who or waited_s > _UNHEARD_S):
             self._told = True

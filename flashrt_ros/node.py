@@ -34,7 +34,7 @@ from flashrt_ros.errors import WrongStateError
 from flashrt_ros.executor import InputsFirst
 from flashrt_ros.log_folder import ensure_log_folder
 from flashrt_ros.msg import ActionChunk, DecisionTiming
-from flashrt_ros.own_name import OwnName
+from flashrt_ros.own_name import OwnName, Use
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.runtime import Runtime
 from flashrt_ros.services import ACTIVE, Services
@@ -128,6 +128,7 @@ class PolicyNode(LifecycleNode):
             self.own_name.refuse_others()
             self._configured().start_deciding()
             LifecycleNode.on_activate(self, state)
+            self.own_name.tell(Use.ACTS)
 
         return self._guarded("activate", activate)
 
@@ -138,6 +139,7 @@ class PolicyNode(LifecycleNode):
             error = WrongStateError("request", expected=f"the node {ACTIVE}", got="a deactivation")
             self._configured().stop_deciding(error)
             LifecycleNode.on_deactivate(self, state)
+            self.own_name.tell(Use.HOLDS)
 
         return self._guarded("deactivate", deactivate)
 

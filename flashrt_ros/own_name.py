@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from std_msgs.msg import String
@@ -30,32 +31,41 @@ _TELL_S = 1.0  # while somebody else has the name
 _FRESH_S = 3.0  # who was not heard for so long may be gone, or load weights and hear nobody
 
 
+class Use(IntEnum):
+    """What a process does under the name: it is active; configured or about to be; neither."""
+
+    ACTS = 0
+    HOLDS = 1
+    WAITS = 2
+
+
 @dataclass(frozen=True, order=True)
 class Claim:
     """A process with the name; the least goes first.
 
     Attributes:
-        waits: it is neither configured nor about to be.
+        use: of the name.
         since_ns: when it started, Unix time of its host.
         host, process: which it is.
     """
 
-    waits: bool
+    use: Use
     since_ns: int
     host: str
     process: int
 
     def text(self) -> str:
         """As it is sent."""
-        return f"{'waits' if self.waits else 'holds'} {self.since_ns} {self.process} {self.host}"
+        return f"{self.use.name.lower()} {self.since_ns} {self.process} {self.host}"
 
     @classmethod
     def of(cls, text: str) -> Claim:
         """The opposite; ValueError on what is none."""
-        kind, since_ns, process, host = text.split(maxsplit=3)
-        if kind not in ("waits", "holds"):
-            raise ValueError(kind)
-        return cls(kind == "waits", int(since_ns), host, int(process))
+        use, since_ns, process, host = text.split(maxsplit=3)
+        named = {each.name.lower(): each for each in Use}
+        if use not in named:
+            raise ValueError(use)
+        return cls(named[use], int(since_ns), host, int(process))
 
 
 class OwnName:
@@ -69,7 +79,7 @@ class OwnName:
     def __init__(self, node: Any, steady_clock: Any) -> None:
         self._node = node
         self._born_s = time.monotonic()
-        self._own = Claim(True, time.time_ns(), socket.gethostname(), os.getpid())
+        self._own = Claim(Use.WAITS, time.time_ns(), socket.gethostname(), os.getpid())
         self._said: Claim | None = None
         self._heard: dict[int, tuple[float, Claim]] = {}  # by the start of the process
         self._behind = 0
@@ -97,15 +107,22 @@ class OwnName:
         """Whether nobody else has the name, and there was time to discover one."""
         return self.others() == 0 and self.settled()
 
-    def first(self) -> bool:
-        """Whether all others wait and started later, so that they let this one go first."""
-        now = time.monotonic()
-        behind = [
-            claim
-            for heard, claim in self._heard.values()
-            if now - heard < _FRESH_S and claim > self._own
-        ]
+    def first(self, since_s: float = 0.0) -> bool:
+        """Whether all others let this one go first: they do less, or as much and started later.
+
+        Args:
+            since_s: on the monotonic clock; what they said before does not count.
+        """
+        behind = [claim for claim in self._fresh(since_s) if claim > self._own]
         return self.settled() and len(behind) >= self.others()
+
+    def later(self, since_s: float) -> bool:
+        """Whether another one goes first, as it said since then."""
+        return self.others() > 0 and any(each < self._own for each in self._fresh(since_s))
+
+    def _fresh(self, since_s: float) -> list[Claim]:
+        since_s = max(since_s, time.monotonic() - _FRESH_S)
+        return [claim for heard, claim in self._heard.values() if heard > since_s]
 
     @contextmanager
     def going_first(self) -> Iterator[None]:
@@ -121,12 +138,16 @@ class OwnName:
         while self.others() == 0 and not self.free():
             time.sleep(0.05)
         self.refuse_others()
-        self._own = replace(self._own, waits=False)
-        self._tell()  # now: this thread is about to load weights
+        self.tell(Use.HOLDS)  # now: this thread is about to load weights
 
     def release(self) -> None:
         """This node does not act any more, as the others will hear."""
-        self._own = replace(self._own, waits=True)
+        self._own = replace(self._own, use=Use.WAITS)
+
+    def tell(self, use: Use) -> None:
+        """This node uses the name in that way from now on."""
+        self._own = replace(self._own, use=use)
+        self._tell()
 
     def refuse_others(self) -> None:
         """OptionError while somebody else has the name."""
@@ -141,7 +162,8 @@ class OwnName:
         )
 
     def _tell(self) -> None:
-        if self._own != self._said or self.others():
+        # One that is heard may be in the graph soon, and wants to hear this one again.
+        if self._own != self._said or self.others() or self._fresh(0.0):
             self._publisher.publish(String(data=self._own.text()))
             self._said = self._own
         elif self._heard:

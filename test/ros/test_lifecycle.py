@@ -225,15 +225,20 @@ def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Rob
     name, later = f"the name '{first.target.name}'", "and waits for this one: stop it, or start it"
     # Who started first is known to them alone: either may be it.
     waiting = f"waiting up to 40 s for {name}: process "
-    wait_until(
-        lambda: any(waiting in each.target.log for each in (first, second)),
-        35.0,
-        lambda: first.target.log + second.target.log,
-    )
-    if waiting in first.target.log:
+
+    def waits(each: Robot) -> bool:
+        return each.target.log.rfind(waiting) > each.target.log.rfind("on cpu: plan")
+
+    def decided() -> bool:
+        return waits(first) != waits(second) and all(
+            waiting in each.target.log or "on cpu: plan" in each.target.log
+            for each in (first, second)
+        )
+
+    wait_until(decided, 45.0, lambda: first.target.log + second.target.log)
+    if waits(first):
         first, second = second, first
     second.wait_log(f"{waiting}{first.target.process.pid} on host '")
-    wait_until(lambda: "on cpu: plan" in first.target.log, 35.0, lambda: first.target.log)
     if later in first.target.log:  # else, on a busy machine, it went before it saw the other
         assert f"process {second.target.process.pid} on host '" in first.target.log
     assert "-r __node:=NAME" in second.target.log
