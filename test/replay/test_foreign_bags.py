@@ -53,11 +53,12 @@ def test_step_replays_of_any_of_them_are_identical_to_the_bit(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Two that differ in everything: that each has the messages of the source is shown above."""
     source = record(seconds=1.5)
-    styles = [Style(5, "sqlite3", "file", 3), Style(9, "mcap", "chunk", 2), Style(9, "mcap")]
+    styles = [Style(5, "sqlite3", "file", 3), Style(9, "mcap", "chunk", 2)]
     bags = [source, *(foreign_bag(tmp_path / str(s), source, s) for s in styles)]
     reports = []
-    for index, bag in enumerate([*bags, bags[1]]):
+    for index, bag in enumerate(bags):
         out = tmp_path / f"out{index}"
         code, _, err = run_replay(
             capfd, monkeypatch, bag, "--params", parameter_path, "--step", "--out", out

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("rclpy")
+
+from rcl_interfaces.srv import SetParameters
+from rclpy.parameter import Parameter
 
 from flashrt_ros.execution.chunk import HOLD, Chunk
 from flashrt_ros.stamps import to_ns
@@ -136,43 +140,64 @@ def test_a_violation_may_stop_the_robot(start: Callable[..., Robot]) -> None:
     assert robot.target.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"output__trajectory__topic": "no topic"}, "parameter 'output.trajectory.topic'"),
-        (
-            {"output__trajectory__topic": "t", "action__kind": "velocity"},
-            "expected none, as action.kind is velocity",
-        ),
-        (
-            {
-                "output__commands__topic": "c",
-                "safe__controller_timeout_s": 0.5,
-                "safe__controller_state__topic": "state",
-                "safe__controller_state__type": "no_msgs/msg/State",
-            },
-            "expected a message of an installed package, got 'no_msgs/msg/State'",
-        ),
-        (
-            {"output__commands__topic": "c", "limits__max_step": [0.1]},
-            "parameter 'limits.max_step': expected 3 values, one of each action, got 1",
-        ),
-        (
-            {"output__commands__topic": "c", "limits__max_steps": [0.1, 0.1, 0.1]},
-            "did you mean 'limits.max_step'?",
-        ),
-        (
-            {"output__commands__topic": "c", "execution__replan_rows": 4, "rate_hz": 5.0},
-            "parameter 'execution.replan_rows': expected less than 4",
-        ),
-    ],
-)
-def test_outputs_that_cannot_be_are_refused_at_configure(
-    start: Callable[..., Robot], change: dict[str, object], text: str
-) -> None:
-    robot = start(**change)
+#: What is changed, on top of what is in front, and why the node cannot be configured then.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "parameter 'limits.max_step': expected 3 values, one of each action, got 1"),
+    (
+        {
+            "limits.max_step": [0.1, 0.1, 0.1],
+            "safe.controller_timeout_s": 0.5,
+            "safe.controller_state.topic": "state",
+            "safe.controller_state.type": "no_msgs/msg/State",
+        },
+        "expected a message of an installed package, got 'no_msgs/msg/State'",
+    ),
+    (
+        {
+            "safe.controller_timeout_s": 0.0,
+            "safe.controller_state.topic": "",
+            "execution.replan_rows": 4,
+            "rate_hz": 5.0,
+        },
+        "parameter 'execution.replan_rows': expected less than 4",
+    ),
+    (
+        {
+            "execution.replan_rows": 0,
+            "output.commands.topic": "",
+            "output.trajectory.topic": "no topic",
+        },
+        "parameter 'output.trajectory.topic'",
+    ),
+    (
+        {"output.trajectory.topic": "t", "action.kind": "velocity"},
+        "expected none, as action.kind is velocity",
+    ),
+]
+
+
+def change(robot: Robot, values: dict[str, Any]) -> None:
+    changed = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
+    done = robot.call(SetParameters, "set_parameters", parameters=changed)
+    assert all(result.successful for result in done.results), done.results
+
+
+def test_outputs_that_cannot_be_are_refused_at_configure(start: Callable[..., Robot]) -> None:
+    robot = start(output__commands__topic="c", limits__max_step=[0.1])
+    for values, text in REFUSED:
+        change(robot, values)
+        assert text not in robot.target.log
+        assert not robot.change(CONFIGURE)
+        robot.wait_log(text)
+    change(robot, {"action.kind": "absolute"})
+    assert robot.change(CONFIGURE), "it was nothing else"
+    assert robot.target.stop() == 0
+
+
+def test_an_unknown_name_of_outputs_is_refused_at_configure(start: Callable[..., Robot]) -> None:
+    robot = start(output__commands__topic="c", limits__max_steps=[0.1, 0.1, 0.1])
     assert not robot.change(CONFIGURE)
-    robot.wait_log(text)
+    robot.wait_log("did you mean 'limits.max_step'?")
     assert robot.target.stop() == 0
 
 
