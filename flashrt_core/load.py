@@ -16,6 +16,7 @@ from .engine import Engine, Plan
 from .errors import OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
+from .kernels.maths import in_float32
 from .load_checks import (
     absent_views,
     check_options_of_some,
@@ -255,6 +256,7 @@ def qualifier(options: LoadOptions, place: str = "cpu") -> Qualifier:
     Raises OptionError or WeightsError, and DeviceError when torch has no such place.
     """
     check_reference(place)
+    in_float32(place)
     choice = _choose(options)
     source = _source(options, choice)
     return choice.policy.qualifier(choice.config, source, place)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..contract import BufferSpec
 from ..errors import CaptureError, DeviceError, FlashRTError
+from ..kernels.maths import in_float32
 from ..kernels.op import Op
 from .arena import ALIGNMENT, placed, views
 from .base import Native, NativeProgram, Program, Segment
@@ -66,6 +67,7 @@ class CpuDevice:
     def __init__(self, threads: int = 0, place: str = "cpu") -> None:
         if threads > 0:
             torch.set_num_threads(threads)
+        in_float32(place)
         self._place = torch.device(place)
         self.name = "cpu" if self._place.type == "cpu" else f"reference_{self._place.type}"
         self.arch = f"{self._place.type}-{platform.machine()}"

@@ -37,6 +37,18 @@ def ada_rms_normalise(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Te
     return torch.addcmul(normal, normal, scale).add_(shift)
 
 
+def in_float32(place: str) -> None:
+    """Let torch compute convolutions of float32 numbers in float32 on a GPU as well, as it does
+    products: by itself it rounds what they multiply to 10 bits (TF32). Process-wide, as torch has
+    it.
+
+    Args:
+        place: where references are about to be computed.
+    """
+    if place != "cpu":
+        torch.backends.cudnn.allow_tf32 = False
+
+
 def matmul(
     x: Tensor, weight: Tensor, x_scale: Tensor | None = None, weight_scale: Tensor | None = None
 ) -> Tensor:
