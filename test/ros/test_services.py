@@ -36,14 +36,19 @@ DEVICES = {"cpu": {}, "cuda": {"device": "cuda", "precision": "bf16"}}
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=requires_gpu)])
-def robot(start: Callable[..., Robot], request: pytest.FixtureRequest) -> Robot:
+def device(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return DEVICES[request.param]
+
+
+@pytest.fixture(scope="module")
+def robot(start: Callable[..., Robot], device: dict[str, Any]) -> Robot:
     # Ages that outlast the module: one set of messages serves every test.
     robot = start(
         max_sessions=3,
         capsule_slots=2,
         camera__front__max_age_s=600.0,
         joints__max_age_s=600.0,
-        **DEVICES[request.param],
+        **device,
     )
     robot.bring_up()
     robot.publish("front", image())
@@ -312,9 +317,10 @@ def test_padding_and_channel_order_do_not_change_a_bit(robot: Robot) -> None:
 
 
 def test_images_that_the_device_decodes_give_equal_bits(
-    robot: Robot, start: Callable[..., Robot]
+    robot: Robot, start: Callable[..., Robot], device: dict[str, Any]
 ) -> None:
-    other = start(camera__front__max_age_s=600.0, joints__max_age_s=600.0, camera_bytes=3 * 56 * 56)
+    ages = {"camera__front__max_age_s": 600.0, "joints__max_age_s": 600.0}
+    other = start(**ages, camera_bytes=3 * 56 * 56, **device)
     other.bring_up()
     other.feed("joints")
     pixels = np.random.default_rng(6).integers(0, 256, (48, 60, 3), dtype=np.uint8)
@@ -335,7 +341,9 @@ def test_images_that_the_device_decodes_give_equal_bits(
     assert other.fresh_part("input front")["refused"] == "0"
 
 
-def test_compressed_images_of_any_size_beside_raw_ones(start: Callable[..., Robot]) -> None:
+def test_compressed_images_of_any_size_beside_raw_ones(
+    start: Callable[..., Robot], device: dict[str, Any]
+) -> None:
     cv2 = pytest.importorskip("cv2")
     pictures = {}
     for size in ((40, 60), (720, 1280)):
@@ -349,6 +357,7 @@ def test_compressed_images_of_any_size_beside_raw_ones(start: Callable[..., Robo
             camera__front__max_age_s=600.0,
             joints__max_age_s=600.0,
             camera_bytes=camera_bytes,
+            **device,
         )
         target.bring_up()
         target.feed("joints")
