@@ -34,7 +34,7 @@ class Autostart:
     def __init__(self, node: Any, steady_clock: Any) -> None:
         self._node = node
         self._began_s = time.monotonic()
-        self._told = False
+        self._told: str | None = None  # who has the name
         self._held_s: float | None = None  # since when it is configured
         if error := node.parameters.errors.get(AUTOSTART):
             node.get_logger().error(f"not started: {error}")
@@ -90,8 +90,9 @@ class Autostart:
         if not name.settled():  # it may still turn out to be the first
             return True
         who, waited_s = name.who(), time.monotonic() - self._began_s
-        if name.others() and not self._told and (who or waited_s > _UNHEARD_S):
-            self._told = True
+        known = who != self._told if who else self._told is None and waited_s > _UNHEARD_S
+        if name.others() and known:
+            self._told = who
             has = f"{who} has it; {REMEDY}" if who else "another node or a killed process has it"
             self._node.get_logger().warning(f"waiting up to {_NAME_WAIT_S:g} s for {own}: {has}")
         return True

@@ -225,6 +225,22 @@ def test_one_that_is_not_heard_is_waited_for(clock: Clock) -> None:
     assert len(node.lines) == 1 and "expected one node of that name" in node.lines[0]
 
 
+def test_who_it_is_is_said_when_it_is_heard(clock: Clock) -> None:
+    """Be it late: it was another node or a killed process until then."""
+    network = Network()
+    node, active = (Twin(network) for _ in range(2))
+    active.timers.clear()
+    active.own_name.tell(Use.ACTS)
+    network.known = True
+    network.step(clock, 6.0)
+    assert len(node.lines) == 1 and "another node or a killed process has it" in node.lines[0]
+    node.meet()
+    network.step(clock, 1.0)
+    assert len(node.lines) == 2 and "process" in node.lines[1] and "on host" in node.lines[1]
+    network.step(clock, 5.0)
+    assert len(node.lines) == 2
+
+
 @pytest.mark.parametrize("use", Use)
 def test_claims_are_read_as_they_are_sent(use: Use) -> None:
     claim = Claim(use, 12, "a host", 34)
