@@ -43,7 +43,7 @@ struct WarpgroupShape {
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
-  static constexpr bool kCentred = kCentred_, kSteady = kCentred_;
+  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = false;
   // The last two carry shift, with kCentred the last four shift and gain.
   static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;

@@ -14,9 +14,11 @@ namespace heads {
 
 constexpr int kRows = 16, kKeys = 16;
 
-// kStages tiles of keys and values a warp in shared memory.
-template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0>
+// kStages tiles of keys and values a warp in shared memory. kOnce: there are no more than a tile a warp.
+template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0, bool kOnce_ = false>
 struct Shape {
+  static constexpr bool kOnce = kOnce_;
+  static_assert(!kOnce || kStages_ == 1, "one tile");
   static constexpr int kDim = kDim_, kStages = kStages_, kWarps = kWarps_;
   static constexpr int kBarrier = kBarrier_;  // of these warps, where the block has others
   static constexpr int kPitch = kDim + 8;  // elements; eight rows of an ldmatrix lie in different banks
@@ -92,15 +94,21 @@ class Heads {
 
   // This warp's share of keys; what it leaves in registers is joined by store().
   __device__ __forceinline__ void run() {
-#pragma unroll 1
-    for (int i = 0; i < own_; ++i) {
-      copy_wait<S::kStages - 1>();
+    if constexpr (S::kOnce) {
+      copy_wait<0>();
       __syncwarp();
-      step(i);
-      __syncwarp();  // nobody reads the tile any more
-      fetch(i + S::kStages, i + S::kStages < own_);
+      if (own_ > 0) step(0);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < own_; ++i) {
+        copy_wait<S::kStages - 1>();
+        __syncwarp();
+        step(i);
+        __syncwarp();  // nobody reads the tile any more
+        fetch(i + S::kStages, i + S::kStages < own_);
+      }
+      copy_wait<0>();
     }
-    copy_wait<0>();
     sync();
   }
 

@@ -26,12 +26,16 @@ template <class S, class Op>
 class StreamedProduct;
 
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
-template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_>
+// kAskL2: tiles that the ring has no room for are asked for into L2 before pdl_wait(). kTurned: blocks of
+// different rows of W begin at different steps, as all read the same x.
+template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, bool kAskL2_ = false,
+          bool kTurned_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
+  static constexpr bool kAskL2 = kAskL2_, kTurned = kTurned_, kLean = false;
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr int kMaxTokens = 48, kTokens = kMaxTokens + (kNorm ? 4 : 0);
@@ -49,7 +53,7 @@ struct StreamedShape {
   static constexpr int kBoxes = 1;
   __device__ __forceinline__ static int box_row(int tile, int) { return tile * kRows; }
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;
-  static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
+  static constexpr int kStageBytes = kWeightBytes + kTokenBytes, kStageStart = 0;
   static constexpr int kFetched = kStages * kStageBytes, kSummed = kParts * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
@@ -73,13 +77,15 @@ class StreamedProduct : protected FewRows<S, Op> {
   using Base::thread_, Base::tile_, Base::warp_, Base::kWeightsCame;
 
  public:
-  __device__ __forceinline__ StreamedProduct(const FewRowsInput<bf16>& input, Op& op) : Base(input, op) {
+  __device__ __forceinline__ StreamedProduct(const FewRowsInput<typename S::Weight>& input, Op& op)
+      : Base(input, op) {
     group_ = warp_ / 4;
     slab_ = warp_ % 4;  // of 16 tokens
   }
 
   __device__ __forceinline__ void run() {
     pdl_trigger();
+    this->probe(0);
     if (thread_ == 0) {
       if constexpr (S::kSplit > 1) this->expect_pushes();
       begin();
@@ -90,7 +96,9 @@ class StreamedProduct : protected FewRows<S, Op> {
     this->prepare();
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
+    this->probe(1);
     pdl_wait();
+    this->probe(2);
     if (thread_ == 0) fetch_first_tokens();
     this->fetch();
     multiply();
@@ -99,7 +107,7 @@ class StreamedProduct : protected FewRows<S, Op> {
 
  protected:
   __device__ __forceinline__ unsigned char* stage(int step) const {
-    return shared_ + step % S::kStages * S::kStageBytes;
+    return shared_ + S::kStageStart + step % S::kStages * S::kStageBytes;
   }
   __device__ __forceinline__ uint32_t full(int step) const {
     return shared_address(barrier(kWeightsCame + step % S::kStages));
@@ -117,17 +125,30 @@ class StreamedProduct : protected FewRows<S, Op> {
       barrier_expect(full(step), S::kStageBytes);
       fetch_weights(step);
     }
+    if constexpr (S::kAskL2) {
+#pragma unroll 1
+      for (int step = S::kStages; step < S::kSteps; ++step) {
+#pragma unroll
+        for (int box = 0; box < S::kBoxes; ++box) {
+          ask_l2(*in_.tiles, split_ * S::kDepth + columns(step), S::box_row(tile_, box));
+        }
+      }
+    }
+  }
+  // Where the columns of a step begin in the block's share of K.
+  __device__ __forceinline__ int columns(int step) const {
+    return (S::kTurned ? (step + tile_ * S::kGroups) % S::kSteps : step) * 64;
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                split_ * S::kDepth + step * 64, S::box_row(tile_, box));
+                split_ * S::kDepth + columns(step), S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
-              split_ * S::kDepth + step * 64, 0);
+              split_ * S::kDepth + columns(step), 0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {
@@ -142,6 +163,8 @@ class StreamedProduct : protected FewRows<S, Op> {
     for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
+      if (turn == 0) this->probe(3);
+      if (turn == S::kSteps / S::kGroups - 1) this->probe(4);
       uint32_t x[4][4];
       load_operands(step, x, squares, totals);
       const uint64_t w = wgmma_tile(shared_address(stage(step)));
@@ -161,6 +184,7 @@ class StreamedProduct : protected FewRows<S, Op> {
         }
       }
     }
+    this->probe(5);
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
     if constexpr (S::kNorm) leave_moments(squares, totals);
@@ -171,7 +195,7 @@ class StreamedProduct : protected FewRows<S, Op> {
                                                 float (&totals)[4]) const {
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const int k = step * 64 + part * 16 + lane_ % 4 * 2;
+      const int k = columns(step) + part * 16 + lane_ % 4 * 2;
       if (slab_ == 3) {
         const bool holds = S::kNorm && lane_ < 16;
         const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;

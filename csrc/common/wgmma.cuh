@@ -68,6 +68,7 @@ struct WgmmaRegisters;
 #define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
 #define ACCUMULATORS_4 D4(0)
 #define ACCUMULATORS_8 D4(0), D4(4)
+#define ACCUMULATORS_12 D4(0), D4(4), D4(8)
 #define ACCUMULATORS_16 D16(0)
 #define ACCUMULATORS_24 D16(0), D4(16), D4(20)
 #define ACCUMULATORS_28 D16(0), D4(16), D4(20), D4(24)
@@ -84,6 +85,7 @@ struct WgmmaRegisters;
 #define ACCUMULATORS_128 D64(0), D64(64)
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
+#define REGISTERS_12 REGISTERS_8 ", %8, %9, %10, %11"
 #define REGISTERS_16 REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGISTERS_24 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define REGISTERS_28 REGISTERS_24 ", %24, %25, %26, %27"
@@ -147,6 +149,7 @@ struct WgmmaRegisters;
 
 WGMMA(8, 4, 4, 5, 6, 7, 8, 9, 10)
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13, 14)
+WGMMA(24, 12, 12, 13, 14, 15, 16, 17, 18)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
 WGMMA(48, 24, 24, 25, 26, 27, 28, 29, 30)
 WGMMA(56, 28, 28, 29, 30, 31, 32, 33, 34)
@@ -167,6 +170,8 @@ WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef ACCUMULATORS_4
 #undef REGISTERS_8
 #undef ACCUMULATORS_8
+#undef REGISTERS_12
+#undef ACCUMULATORS_12
 #undef REGISTERS_16
 #undef ACCUMULATORS_16
 #undef REGISTERS_28

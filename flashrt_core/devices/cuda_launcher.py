@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import prod
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError, ContractError
+from ..kernels.forms import Forms
 from ..kernels.launch import Size, Way
 from ..kernels.quantised import E4M3
+from ..kernels.skinny import SkinnyPlan
 from .cublaslt import CublasLt
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
@@ -23,6 +25,7 @@ from .product_site import Operands, Site
 
 PRODUCT = "matmul"  # a library product, among the names of what was launched
 _REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
+_DEFAULT_FORMS = Forms()
 
 
 class CudaLauncher:
@@ -35,6 +38,7 @@ class CudaLauncher:
         architecture: compute capability, 90 for 9.0.
         multiprocessors: of the GPU.
         memory: start and size of the device's arena.
+        forms: which kernels stand in the place of others.
         launched: names of what was launched since :meth:`begin`, in order.
     """
 
@@ -46,7 +50,12 @@ class CudaLauncher:
         stream: Any,
         *,
         overlap: Overlap,
+        forms: Forms = _DEFAULT_FORMS,
     ) -> None:
+        self.forms = forms
+        self._following: list[tuple[SkinnyPlan, Tensor]] = []  # of the program being planned
+        self._followed = 0  # of them, those that came again
+        self._repacked: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
         self._driver = driver
         self._library = library
         self._gemm = gemm
@@ -69,6 +78,9 @@ class CudaLauncher:
         """Start planning, or start launching what was planned."""
         self._planning = planning
         self.launched = []
+        self._followed = 0
+        if planning:
+            self._following = []
 
     def boundary(self, stage: str) -> None:
         """``stage`` begins: behind something other than a kernel, with which none can overlap."""
@@ -209,6 +221,25 @@ class CudaLauncher:
         self._boundary = True
         way(x, out)
 
+    def follow(self, plan: SkinnyPlan, weight: Tensor) -> tuple[SkinnyPlan, Tensor] | None:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        if self._planning:
+            self._following.append((plan, weight))
+            return None
+        self._followed += 1
+        at = self._followed - 1 + self.forms.ahead
+        return self._following[at] if self.forms.ahead and at < len(self._following) else None
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        key = (name, weight.data_ptr(), tuple(weight.shape))
+        if key not in self._repacked:
+            if not self._planning:
+                raise CaptureError("a repacked weight", expected="one made at set-up", got="none")
+            self._repacked[key] = pack(weight)
+            torch.cuda.synchronize()  # it is made on another stream than the graph's
+        return self._repacked[key]
+
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         count, spaces = prod(shape), self._workspaces[weights]
@@ -224,6 +255,8 @@ class CudaLauncher:
         """Release the workspace."""
         for spaces in self._workspaces.values():
             spaces.clear()
+        self._following.clear()
+        self._repacked.clear()
         self._constants.clear()
         self._kept.clear()
 

@@ -64,6 +64,8 @@ def attention_ref(
 
 #: Of the kernels of many heads and few rows, by the width of a head; the source asserts the same.
 _HEADS_SHARED = {48: 57_344, 64: 73_728, 128: 69_632}
+#: Of the form for heads of 48 numbers and keys of which a warp has one tile.
+_SHORT_SHARED = 14_336
 #: 64 queries, 256 keys and 256 values, in rows of 72 numbers.
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
@@ -150,8 +152,9 @@ def _few_queries(
     args = (q, k, v, out, prefix_length, *counts, scale)
     plan = _choose_cluster(launcher, rows, k.shape[0])
     if plan is not None:
+        kernel = f"attention_few_queries_d256_{plan.rows}_{plan.keys}_bf16_cluster"
         launcher.launch(
-            f"attention_few_queries_d256_{plan.rows}_{plan.keys}_bf16_cluster",
+            launcher.forms.kernels.get(kernel, kernel),
             (8, blocks(rows, plan.rows)),
             256,
             args,
@@ -219,12 +222,15 @@ def attention_launch(
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
     if dim in _HEADS_SHARED:
+        kernel, shared = f"attention_heads_d{dim}_{into}", _HEADS_SHARED[dim]
+        if sizes[1] <= 64 and kernel in launcher.forms.kernels:
+            kernel, shared = launcher.forms.kernels[kernel], _SHORT_SHARED
         launcher.launch(
-            f"attention_heads_d{dim}_{into}",
+            kernel,
             (blocks(sizes[0], 16), heads, segments),
             128,
             (*tensors, *sizes, heads // kv_heads, int(causal), int(kept), *strides, scale),
-            shared_bytes=_HEADS_SHARED[dim],
+            shared_bytes=shared,
         )
         return
     if dim > 256:

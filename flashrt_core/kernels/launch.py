@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ from torch import Tensor
 from ..errors import ContractError
 from .op import Op
 from .quantised import E4M3
+
+if TYPE_CHECKING:
+    from .forms import Forms
+    from .skinny import SkinnyPlan
 
 Size = int | tuple[int, ...]
 Way = Callable[[Tensor, Tensor], None]  # launches all of an op; input, output
@@ -57,6 +61,7 @@ class Launcher(Protocol):
 
     architecture: int  # compute capability, 90 for 9.0
     multiprocessors: int
+    forms: Forms  # which kernels stand in the place of others
 
     def launch(
         self,
@@ -123,6 +128,16 @@ class Launcher(Protocol):
                 ``out`` are other tensors of the same layout.
             x, out: the op's input and output.
         """
+
+    def follow(self, plan: SkinnyPlan, weight: Tensor) -> tuple[SkinnyPlan, Tensor] | None:
+        """Tells of a product that can ask for weights; the one that it asks for.
+
+        That is the product so many further on in the program as the forms say; None where there is
+        none, and while a stage is planned.
+        """
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        """``pack(weight)``, made once at set-up and kept; ``name`` is that of the packing."""
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """bf16 scratch memory that the next call of this method hands out again.
