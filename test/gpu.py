@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +22,30 @@ requires_gpu = [
 ]
 
 
+#: Whether kernels are emulated: where there is no GPU, or one is not wanted.
+EMULATED = os.environ.get("FLASHRT_EMULATED") == "1" or not torch.cuda.is_available()
+#: Where tests of ops have their tensors.
+PLACE = "cpu" if EMULATED else "cuda"
+#: Of tests of kernels, which run on a GPU, or on the CPU (test/emulator).
+runs_kernels = [pytest.mark.gpu, pytest.mark.kernels]
+
+
+def synchronize() -> None:
+    """What torch has put into tensors is there."""
+    if not EMULATED:
+        torch.cuda.synchronize()
+
+
 @contextmanager
-def cuda_device(**options: Any) -> Iterator[Any]:
-    """A CUDA device for single ops; ``options`` as it takes them."""
+def kernel_device(**options: Any) -> Iterator[Any]:
+    """A device for single ops: the GPU with ``options`` as :class:`CudaDevice` takes them, or the
+    emulated one, for which they mean nothing.
+    """
+    if EMULATED:
+        from test.emulator.device import EmulatedDevice
+
+        yield EmulatedDevice(seed=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
+        return
     from flashrt_core.devices.cuda import CudaDevice
 
     device = CudaDevice(**options)
@@ -36,7 +58,7 @@ def cuda_device(**options: Any) -> Iterator[Any]:
 
 
 def run(device: Any, body: Callable[[Lane], None]) -> Any:
-    """Captures one body on a CUDA device and replays it once."""
+    """Captures one body on a device and replays it once."""
     program = device.capture([("op", body)])
     device.replay(program)
     return program

@@ -1,20 +1,9 @@
-// Activations in float32, and the two instructions they rest on without the care for denormal numbers
-// that exp2f and division take (a handful of instructions each; results below 2^-126 become 0).
+// Activations in float32.
 #pragma once
 
+#include "numbers.cuh"
+
 namespace flashrt {
-
-__device__ __forceinline__ float exp2_flushed(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_flushed(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // exp(-2u) of gelu_tanh below, as a power of two: -2 log2(e) sqrt(2/pi) (x + 0.044715 x^3).
 constexpr float kGeluLinear = -2.3022081981443250f, kGeluCubic = -0.1029432409f;

@@ -263,7 +263,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       sum = fmaf(v.x, v.x, sum);
       sum = fmaf(v.y, v.y, sum);
     }
-    asm volatile("" : "+f"(sum));  // now, so that x takes no registers until the sum is needed
+    settle(sum);  // now, so that x takes no registers until the sum is needed
   }
 
   __device__ __forceinline__ static void add_totals(float& sum, const uint4& x) {
@@ -273,7 +273,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       const float2 v = unpack2(words[i]);
       sum += v.x + v.y;
     }
-    asm volatile("" : "+f"(sum));
+    settle(sum);
   }
 
   __device__ __forceinline__ void multiply() {
@@ -312,7 +312,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       }
       wgmma_commit();
       columns = (columns + 1) % S::kSteps;
-      asm volatile("" : "+r"(columns));  // one register for all steps' addresses
+      settle(columns);  // one register for all steps' addresses
     }
     if constexpr (S::kNorm) leave_squares(squares, totals);
     this->prepare();

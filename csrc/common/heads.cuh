@@ -8,6 +8,7 @@
 #include "quantise.cuh"
 #include "stream.cuh"
 #include "vector.cuh"
+#include "warps.cuh"
 
 namespace flashrt {
 namespace heads {
@@ -179,7 +180,7 @@ class Heads {
     if constexpr (S::kBarrier == 0) {
       __syncthreads();
     } else {
-      asm volatile("bar.sync %0, %1;" ::"n"(S::kBarrier), "n"(32 * kWarps) : "memory");
+      sync_warps<S::kBarrier, 32 * kWarps>();
     }
   }
   __device__ __forceinline__ bf16* tile(int index, int which) const {

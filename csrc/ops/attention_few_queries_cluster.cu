@@ -83,15 +83,6 @@ __device__ __forceinline__ unsigned char* few_queries_memory() {
   return few_queries_bytes;
 }
 
-// A choice that stays one instruction: around shuffles the compiler would make two branches of it.
-__device__ __forceinline__ float select(bool first, float a, float b) {
-  float chosen;
-  asm("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nselp.f32 %0, %1, %2, p;\n}"
-      : "=f"(chosen)
-      : "f"(a), "f"(b), "r"(static_cast<uint32_t>(first)));
-  return chosen;
-}
-
 template <class S>
 class FewQueries {
  public:
@@ -175,8 +166,7 @@ class FewQueries {
   __device__ __forceinline__ void settle_keys() {
 #pragma unroll
     for (int step = 0; step < 2 * kChunks; ++step) {
-      Operand& a = keys_[step];
-      asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]));
+      settle(keys_[step]);
     }
   }
 
@@ -227,7 +217,7 @@ class FewQueries {
   // Makes what this thread stored visible to the tensor cores; a barrier follows.
   __device__ __forceinline__ static void fence_products() {
 #ifdef FLASHRT_SM90A
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    publish_shared();
 #endif
   }
 

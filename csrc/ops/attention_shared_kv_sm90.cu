@@ -10,10 +10,13 @@
 // needs d = 256; grid ceil(M H / 64), 384 threads
 // bound: 4 M H N d flop.   source of the online softmax: arXiv 2205.14135
 #include "../common/activation.cuh"
+#include "../common/cluster.cuh"
+#include "../common/memory.cuh"
 #include "../common/pdl.cuh"
 #include "../common/quantise.cuh"
 #include "../common/tile_copy.cuh"
 #include "../common/vector.cuh"
+#include "../common/warps.cuh"
 #include "../common/wgmma.cuh"
 
 namespace flashrt {
@@ -121,13 +124,9 @@ __device__ __forceinline__ void clear_hidden(uint32_t frame, int visible) {
   const int vectors = (kKeys - visible) * 8;  // of 16 bytes, in each chunk
   for (int i = threadIdx.x % 128; i < vectors * (kDim / 64); i += 128) {
     const uint32_t at = frame + i / vectors * kChunkBytes + visible * 128 + i % vectors * 16;
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+    clear_shared16(at);
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void sync_group(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+  publish_shared();
 }
 
 __device__ __forceinline__ void attend(const Ring& ring, State& state, int blocks, int length,
@@ -162,7 +161,7 @@ __device__ __forceinline__ void attend(const Ring& ring, State& state, int block
     const uint32_t values = ring.frame(value_frame(block));
     if (visible < kKeys) {
       clear_hidden(values, visible);
-      sync_group(group);
+      sync_warps<128>(1 + group);
     }
     wgmma_begin();
 #pragma unroll
@@ -257,10 +256,10 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
   const int length = prefix_length ? min(*prefix_length, keys) : keys;
   const int blocks = (length + kKeys - 1) / kKeys;
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    give_registers<40>();
     if (threadIdx.x == 0) produce(q, k, v, ring, blocks);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<232>();
     const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
     State state = {};
     state.top[0] = state.top[1] = -INFINITY;

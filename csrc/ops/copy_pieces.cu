@@ -7,6 +7,8 @@
 // bound: memory, each byte read and written once; the pieces are the parameter: nothing is read first
 #include <cstdint>
 
+#include "../common/memory.cuh"
+
 namespace flashrt {
 
 constexpr int kMostPieces = 8;
@@ -21,44 +23,15 @@ struct CopyPlan {
   uint64_t count;
 };
 
-// Addresses are numbers here; the compiler takes a pointer made of one for generic.
-__device__ __forceinline__ void load(uint64_t from, uint4& v) {
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-}
-__device__ __forceinline__ void load(uint64_t from, uint32_t& v) {
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
-}
-__device__ __forceinline__ void load(uint64_t from, uint16_t& v) {
-  asm volatile("ld.global.u8 %0, [%1];" : "=h"(v) : "l"(from));
-}
-__device__ __forceinline__ void store(uint64_t to, uint4 v) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
-}
-__device__ __forceinline__ void store(uint64_t to, uint32_t v) {
-  asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store(uint64_t to, uint16_t v) {
-  asm volatile("st.global.u8 [%0], %1;" : : "l"(to), "h"(v) : "memory");
-}
-
 // What is moved at once: its bytes, and the registers that hold it.
-struct SixteenBytes {
-  static constexpr uint32_t kBytes = 16;
-  using Value = uint4;
+template <uint32_t kBytes_, class Value_>
+struct Portion {
+  static constexpr uint32_t kBytes = kBytes_;
+  using Value = Value_;
 };
-struct Word {
-  static constexpr uint32_t kBytes = 4;
-  using Value = uint32_t;
-};
-struct Byte {
-  static constexpr uint32_t kBytes = 1;
-  using Value = uint16_t;
-};
+using SixteenBytes = Portion<16, uint4>;
+using Word = Portion<4, uint32_t>;
+using Byte = Portion<1, OneByte>;
 
 // Whole units of every row, from byte `begin` of it on. Four loads are under way at a time.
 template <class Unit>
@@ -76,14 +49,14 @@ __device__ __forceinline__ void copy_units(const CopyPiece& piece, uint32_t begi
   for (; at + 3ull * step < total; at += 4ull * step) {
     typename Unit::Value value[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) load(from + place(at + 1ull * i * step, piece.from_pitch), value[i]);
+    for (int i = 0; i < 4; ++i) load_at(from + place(at + 1ull * i * step, piece.from_pitch), value[i]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store(to + place(at + 1ull * i * step, piece.to_pitch), value[i]);
+    for (int i = 0; i < 4; ++i) store_at(to + place(at + 1ull * i * step, piece.to_pitch), value[i]);
   }
   for (; at < total; at += step) {
     typename Unit::Value value;
-    load(from + place(at, piece.from_pitch), value);
-    store(to + place(at, piece.to_pitch), value);
+    load_at(from + place(at, piece.from_pitch), value);
+    store_at(to + place(at, piece.to_pitch), value);
   }
 }
 

@@ -22,10 +22,12 @@
 
 #include "../common/activation.cuh"
 #include "../common/cluster.cuh"
+#include "../common/memory.cuh"
 #include "../common/pdl.cuh"
 #include "../common/quantise.cuh"
 #include "../common/tile_copy.cuh"
 #include "../common/vector.cuh"
+#include "../common/warps.cuh"
 #include "../common/wgmma.cuh"
 
 namespace flashrt {
@@ -168,9 +170,9 @@ __device__ __forceinline__ float2 gate_two(const float* gate, const float* up, c
 template <class L>
 __device__ __forceinline__ void store_pair(uint64_t global, float low, float high) {
   if constexpr (L::kNarrow) {
-    asm volatile("st.global.u16 [%0], %1;" ::"l"(global), "h"(quantise2(low, high)) : "memory");
+    store_at(global, quantise2(low, high));
   } else {
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(global), "r"(pack2(low, high)) : "memory");
+    store_at(global, pack2(low, high));
   }
 }
 
@@ -189,7 +191,7 @@ __device__ __forceinline__ void store(const float (&gate)[kTokens / 2], const fl
     if (8 * j < tokens) store_pair<L>(place, low.x, high.x);
     if (8 * j + 1 < tokens) store_pair<L>(place + row, low.y, high.y);
     place += 8 * row;
-    asm("" : "+l"(place));  // a sum: the compiler would multiply anew for each j
+    settle_sum(place);  // a sum: the compiler would multiply anew for each j
   }
 }
 
@@ -275,10 +277,10 @@ __device__ __forceinline__ void run(const Maps& maps, typename L::Element* out,
   work.first = blockIdx.x / L::kCluster;
   work.step = gridDim.x / L::kCluster;
   if (threadIdx.x < 128) {
-    if constexpr (L::kConsumers > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if constexpr (L::kConsumers > 1) give_registers<40>();
     if (threadIdx.x == 0) produce<L>(maps, work, ring, memory, rank);
   } else {
-    if constexpr (L::kConsumers > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if constexpr (L::kConsumers > 1) take_registers<232>();
     // The output may still be read by what runs before; every warp waits, not only the fetching one.
     pdl_wait();
     consume<L>(work, ring, memory, out, scales, rows, out_stride, rank);

@@ -5,6 +5,7 @@ And the GPU of the tests that need one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from test.gpu import cuda_device
+from test.gpu import EMULATED, PLACE, kernel_device
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Emulation takes minutes: all of it where it is asked for, a part everywhere."""
+    if not EMULATED or os.environ.get("FLASHRT_EMULATED") == "1":
+        return
+    skip = pytest.mark.skip(reason="no CUDA device; `make test-emulated` runs it on the CPU")
+    for item in items:
+        if item.get_closest_marker("kernels"):
+            item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -26,15 +37,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    with cuda_device(overlap="on") as device:
+    with kernel_device(overlap="on") as device:
         yield device
 
 
 @pytest.fixture
 def draw() -> Any:
-    generator = torch.Generator("cuda").manual_seed(torch.seed() % (1 << 40))
+    generator = torch.Generator(PLACE).manual_seed(torch.seed() % (1 << 40))
 
     def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return (torch.randn(shape, generator=generator, device="cuda") * scale).to(dtype)
+        return (torch.randn(shape, generator=generator, device=PLACE) * scale).to(dtype)
 
     return draw

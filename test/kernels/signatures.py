@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,27 @@ def _kind(parameter: str) -> str:
     return next(kind for kind in ("float", "double", "int") if re.search(rf"\b{kind}\b", parameter))
 
 
-def declared() -> dict[str, tuple[str, ...]]:
-    """Entry name -> kinds of its parameters, of every kernel under csrc/ops."""
-    found = {}
+def _heads() -> Iterator[tuple[Path, str, str]]:
+    """File, name and parameters of every entry under csrc/ops."""
     for path in sorted(OPS.glob("*.cu")):
         for head in _ENTRY.findall(_expand(path.read_text())):
             head = re.sub(r"__launch_bounds__\([^)]*\)|__cluster_dims__\([^)]*\)", "", head)
             name, parameters = re.search(r"(\w+)\s*\((.*)\)\s*$", head, re.DOTALL).groups()  # type: ignore[union-attr]
-            found[name] = tuple(_kind(part) for part in parameters.split(","))
-    return found
+            yield path, name, parameters
+
+
+def declared() -> dict[str, tuple[str, ...]]:
+    """Entry name -> kinds of its parameters, of every kernel under csrc/ops."""
+    return {
+        name: tuple(_kind(part) for part in parameters.split(","))
+        for _, name, parameters in _heads()
+    }
+
+
+@cache
+def entries() -> dict[str, Path]:
+    """Entry name -> its file."""
+    return {name: path for path, name, _ in _heads()}
 
 
 def kind_of(arg: Any) -> str:

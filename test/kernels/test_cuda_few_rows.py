@@ -19,11 +19,11 @@ from flashrt_core.kernels.layer_norm_attention import (
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from flashrt_core.kernels.quantised import quantise_rows
-from test.gpu import error, requires_gpu, run
+from test.gpu import PLACE, error, run, runs_kernels, synchronize
 
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 
-pytestmark = requires_gpu
+pytestmark = runs_kernels
 
 #: Widths of the head's products: what follows a norm, and what is added to the stream.
 NORMED = [(1536, 1536), (4608, 1536), (6144, 1536), (1024, 1536), (96, 1536)]
@@ -110,7 +110,7 @@ def test_queries_behind_a_norm_attend(
     q, out, want = empty(rows, width), empty(rows, width), expected((rows, width))
     mask: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
     if length:
-        valid = torch.tensor([length], dtype=torch.int32, device="cuda")
+        valid = torch.tensor([length], dtype=torch.int32, device=PLACE)
         mask |= {"prefix_length": valid, "prefix_rows": keys}
         k[length:], v[length:] = float("nan"), float("inf")
     args = (x, gain, shift, weight, bias)
@@ -227,7 +227,7 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
     for _ in range(4):
         for op in ops:
             run(device, op)
-            torch.cuda.synchronize()
+            synchronize()
     alone = x.clone()
     x.copy_(start)
 
@@ -240,9 +240,9 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
     assert torch.equal(x, alone)
     for _ in range(20):
         x.copy_(start)
-        torch.cuda.synchronize()
+        synchronize()
         device.replay(program)
-        torch.cuda.synchronize()
+        synchronize()
         assert torch.equal(x, alone)
 
 

@@ -10,26 +10,23 @@ import pytest
 import torch
 
 from flashrt_core.kernels.action_out_euler import action_out_euler, action_out_euler_ref
-from test.gpu import error, requires_gpu, run
+from test.gpu import PLACE, error, kernel_device, run, runs_kernels
 
-pytestmark = requires_gpu
+pytestmark = runs_kernels
 
 FLOAT32 = 2e-5
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice(overlap="on")
-    yield device
-    device.close()
+    with kernel_device(overlap="on") as device:
+        yield device
 
 
 @pytest.mark.parametrize("actions", [32, 7])  # a kernel of its own, and that of other widths
 @pytest.mark.parametrize("rows", [3, 10, 50])
 def test_guided_step(device: Any, rows: int, actions: int) -> None:
-    draw = partial(torch.randn, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+    draw = partial(torch.randn, generator=torch.Generator(PLACE).manual_seed(1), device=PLACE)
     hidden, sample = draw(rows, 1024).bfloat16(), draw(rows, actions)
     table, weight, bias = 0.3 * draw(2, 1024), draw(actions, 1024), draw(actions)
     args = (table[0], table[1], weight, bias)
@@ -38,7 +35,7 @@ def test_guided_step(device: Any, rows: int, actions: int) -> None:
     run(device, lambda lane: action_out_euler(lane, hidden, *args, plain, plain, **step))  # type: ignore[arg-type]
 
     # Rows by any weight, then a kept one and a free one.
-    guidance, previous = torch.rand(rows, actions, device="cuda"), draw(rows, actions)
+    guidance, previous = torch.rand(rows, actions, device=PLACE), draw(rows, actions)
     guidance[-2], guidance[-1] = 1.0, 0.0
     for time in (0.5, 0.1):  # on the way, and in the last step
         guide: dict[str, Any] = {"previous": previous, "guidance": guidance, "time": time, **step}

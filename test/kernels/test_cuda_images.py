@@ -11,10 +11,10 @@ import torch
 from flashrt_core.images import frame_of
 from flashrt_core.kernels.image_patches import METHODS, image_patches, image_patches_ref
 from flashrt_core.kernels.picture import MAX_TAPS, Picture
-from test.gpu import requires_gpu, run
+from test.gpu import PLACE, kernel_device, run, runs_kernels, synchronize
 from test.kernels.cameras import ENCODINGS, MISFITS, draw_image, expected, picture_of
 
-pytestmark = [*requires_gpu]
+pytestmark = runs_kernels
 
 CASES = {
     "small": [
@@ -30,16 +30,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice(overlap="on")
-    yield device
-    device.close()
+    with kernel_device(overlap="on") as device:
+        yield device
 
 
 def show(device: Any, program: Any, window: torch.Tensor, picture: Picture) -> None:
     window.copy_(torch.tensor(picture.values(), dtype=torch.int32))
-    torch.cuda.synchronize()
+    synchronize()
     device.replay(program)
 
 
@@ -47,9 +44,9 @@ def show(device: Any, program: Any, window: torch.Tensor, picture: Picture) -> N
 @pytest.mark.parametrize("side", [224, 56])
 @pytest.mark.parametrize("cases", CASES)
 def test_image_patches_of_raw_bytes(device: Any, cases: str, side: int, method: str) -> None:
-    window = torch.zeros(30_000_000, dtype=torch.uint8, device="cuda")
-    picture = torch.zeros(16, dtype=torch.int32, device="cuda")
-    out = torch.zeros((side // 14) ** 2, 588, dtype=torch.bfloat16, device="cuda")
+    window = torch.zeros(30_000_000, dtype=torch.uint8, device=PLACE)
+    picture = torch.zeros(16, dtype=torch.int32, device=PLACE)
+    out = torch.zeros((side // 14) ** 2, 588, dtype=torch.bfloat16, device=PLACE)
     options = {"patch": 14, "picture": picture, "size": side, "method": method}
     program = run(device, lambda lane: image_patches(lane, window, out, **options))
     assert (out == -1).all()  # a picture of nothing
@@ -64,7 +61,7 @@ def test_image_patches_of_raw_bytes(device: Any, cases: str, side: int, method: 
         found = picture_of(frame_of(raw, "", turn), side)
         if found.taps > MAX_TAPS:
             continue
-        window[: raw.data.size] = torch.from_numpy(raw.data).cuda()
+        window[: raw.data.size] = torch.from_numpy(raw.data).to(PLACE)
         show(device, program, picture, found)
         square = torch.from_numpy(expected(raw, side, method, turn))
         image_patches_ref(square, want, patch=14)

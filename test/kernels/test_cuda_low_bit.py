@@ -36,9 +36,9 @@ from flashrt_core.kernels.linear_gated_residual import (
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows, quantise_whole
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
-from test.gpu import cuda_device, error, requires_gpu, run
+from test.gpu import PLACE, error, kernel_device, run, runs_kernels
 
-pytestmark = requires_gpu
+pytestmark = runs_kernels
 
 CHAINED = 5e-3  # one or two roundings to bf16 and float32 sums in another order
 FAST = 1e-2  # products of E4M3 are summed with fewer bits than float32 has
@@ -50,20 +50,20 @@ F32 = torch.float32
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    with cuda_device() as device:
+    with kernel_device() as device:
         yield device
 
 
 def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+    return (torch.randn(shape, device=PLACE) * scale).to(dtype)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.full(shape, float("nan"), device="cuda", dtype=F32).to(dtype)
+    return torch.full(shape, float("nan"), device=PLACE, dtype=F32).to(dtype)
 
 
 def one(value: float) -> Tensor:
-    return torch.tensor([value], device="cuda")
+    return torch.tensor([value], device=PLACE)
 
 
 def assert_quantised(out: Tensor, want: Tensor) -> None:
@@ -94,10 +94,10 @@ def test_norms_into_e4m3(device: Any, rows: int, width: int, stream: torch.dtype
 def test_every_tie_and_end_of_e4m3(device: Any) -> None:
     """Through the op that does nothing else to a number: bf16 products with the identity."""
     finite = torch.arange(127, dtype=torch.uint8).view(E4M3).double()
-    values = torch.cat([finite, (finite[:-1] + finite[1:]) / 2]).cuda()
-    x = torch.cat([values, -values, torch.tensor([449.0, 1e30, -1e30, 2.0**-11]).cuda()])
+    values = torch.cat([finite, (finite[:-1] + finite[1:]) / 2]).to(PLACE)
+    x = torch.cat([values, -values, torch.tensor([449.0, 1e30, -1e30, 2.0**-11]).to(PLACE)])
     x = torch.nn.functional.pad(x, (0, -len(x) % 64)).view(-1, 64).bfloat16()
-    identity = torch.eye(64, device="cuda").bfloat16()
+    identity = torch.eye(64, device=PLACE).bfloat16()
     out, want = empty(*x.shape, dtype=E4M3), empty(*x.shape, dtype=E4M3)
     scale = one(1.0)
     run(device, lambda lane: linear(lane, x, identity, None, out, out_scale=scale))
@@ -130,7 +130,7 @@ def test_attention_over_a_prefix_into_e4m3(
 ) -> None:
     q, k, v = draw(rows, heads, dim, scale=2.0), draw(keys, 1, dim), draw(keys, 1, dim)
     k[length:prefix], v[length:prefix] = float("nan"), float("inf")
-    valid = torch.tensor([length], dtype=torch.int32, device="cuda")
+    valid = torch.tensor([length], dtype=torch.int32, device=PLACE)
     out, want = (empty(rows, heads * dim, dtype=E4M3) for _ in range(2))
     mask: dict[str, Any] = {"scale": dim**-0.5, "prefix_length": valid, "prefix_rows": prefix}
     mask["out_scale"] = one(2.0**-8)
@@ -146,7 +146,7 @@ def operands(
     """x and weight in E4M3; rows of the weight differ much in size."""
     scale = 2.0**-6
     x = quantise(draw(rows, depth), one(scale))
-    sizes = torch.logspace(-2, 0, columns, device="cuda")[torch.randperm(columns)]
+    sizes = torch.logspace(-2, 0, columns, device=PLACE)[torch.randperm(columns)]
     weight = draw(columns, depth, dtype=F32) * sizes[:, None] / depth**0.5
     stored, scales = (quantise_rows if rows_scaled else quantise_whole)(weight)
     return x, stored, {"x_scale": one(scale), "weight_scale": scales}
@@ -254,10 +254,10 @@ def test_fused_fp8_geglu_tiles(device: Any, tile: Tile, rows: int) -> None:
 
 def whole(columns: int, depth: int) -> tuple[Tensor, Tensor]:
     """int8 weights whose rows differ much in size, with every value in them, and their scales."""
-    sizes = torch.logspace(-2, 1, columns, device="cuda")[torch.randperm(columns)]
+    sizes = torch.logspace(-2, 1, columns, device=PLACE)[torch.randperm(columns)]
     weight = draw(columns, depth, dtype=F32) * sizes[:, None] / depth**0.5
     values, scale = quantise_rows(weight, torch.int8)
-    values[0, :255] = torch.arange(-127, 128, device="cuda").to(torch.int8)
+    values[0, :255] = torch.arange(-127, 128, device=PLACE).to(torch.int8)
     return values, scale
 
 

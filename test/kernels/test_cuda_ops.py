@@ -43,9 +43,9 @@ from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
 from flashrt_core.kernels.rope_rows import rope_rows, rope_rows_ref
-from test.gpu import error, requires_gpu, run
+from test.gpu import PLACE, error, run, runs_kernels, synchronize
 
-pytestmark = requires_gpu
+pytestmark = runs_kernels
 
 ROUNDED = 2.5e-3  # one rounding to bf16, and float32 sums in another order
 PROBABILITIES = 3.5e-3  # and probabilities rounded to bf16
@@ -54,11 +54,11 @@ FLOAT32 = 2e-5
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.full(shape, float("nan"), device="cuda", dtype=dtype)
+    return torch.full(shape, float("nan"), device=PLACE, dtype=dtype)
 
 
 def expected(shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, device="cuda", dtype=torch.float32)
+    return torch.empty(shape, device=PLACE, dtype=torch.float32)
 
 
 def twice(device: Any, out: Tensor, body: Callable[[Any], None]) -> Tensor:
@@ -66,7 +66,7 @@ def twice(device: Any, out: Tensor, body: Callable[[Any], None]) -> Tensor:
     program = run(device, body)
     first = out.clone()
     out.fill_(float("nan"))
-    torch.cuda.synchronize()
+    synchronize()
     device.replay(program)
     assert torch.equal(first, out)
     return first
@@ -118,7 +118,7 @@ def test_qkv_rope_kv(device: Any, draw: Any, rows: int, q_heads: int, head_dim: 
 
 @pytest.mark.parametrize("side", [224, 56])
 def test_image_patches(device: Any, side: int) -> None:
-    image = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, device="cuda")
+    image = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, device=PLACE)
     out, want = (make((side // 14) ** 2, 588) for make in (empty, lambda *s: expected(s)))
     run(device, lambda lane: image_patches(lane, image, out, patch=14))
     # On the CPU, as torch on a GPU divides by multiplication with the reciprocal.
@@ -157,7 +157,7 @@ def test_attention_over_a_prefix(
     q, k, v = draw(rows, heads, dim, scale=2.0), draw(keys, 1, dim), draw(keys, 1, dim)
     # What is hidden must not matter, whatever it holds.
     k[length:prefix], v[length:prefix] = float("nan"), float("inf")
-    valid = torch.tensor([length], dtype=torch.int32, device="cuda")
+    valid = torch.tensor([length], dtype=torch.int32, device=PLACE)
     out, want = empty(rows, heads * dim), expected((rows, heads * dim))
     mask: dict[str, Any] = {"scale": dim**-0.5, "prefix_length": valid, "prefix_rows": prefix}
     run(device, lambda lane: attention(lane, q, k, v, out, **mask))
@@ -170,7 +170,7 @@ def test_attention_over_a_prefix(
 @pytest.mark.parametrize("prefix", [304, 560, 568, 712, 968])
 def test_attention_of_few_queries(device: Any, draw: Any, rows: int, prefix: int) -> None:
     q, cache = draw(rows, 8, 256, scale=2.0), draw(2, prefix + rows, 1, 256)
-    valid = torch.zeros(1, dtype=torch.int32, device="cuda")
+    valid = torch.zeros(1, dtype=torch.int32, device=PLACE)
     out, want = empty(rows, 2048), expected((rows, 2048))
     mask: dict[str, Any] = {"scale": 1 / 16, "prefix_length": valid, "prefix_rows": prefix}
     k, v = cache.unbind()
@@ -182,7 +182,7 @@ def test_attention_of_few_queries(device: Any, draw: Any, rows: int, prefix: int
         results = []
         for _ in range(2):
             out.fill_(float("nan"))
-            torch.cuda.synchronize()
+            synchronize()
             device.replay(program)
             results.append(out.clone())
         visible = cache.float()
@@ -297,9 +297,9 @@ def test_fused_geglu_tiles(device: Any, draw: Any, tile: Tile, rows: int) -> Non
 
 
 def test_prompt_rows(device: Any, draw: Any) -> None:
-    table, tokens = draw(1000, 2048), torch.randint(0, 1000, (48,), device="cuda").int()
-    length = torch.tensor([31], dtype=torch.int32, device="cuda")
-    first = torch.zeros(1, dtype=torch.int32, device="cuda")
+    table, tokens = draw(1000, 2048), torch.randint(0, 1000, (48,), device=PLACE).int()
+    length = torch.tensor([31], dtype=torch.int32, device=PLACE)
+    first = torch.zeros(1, dtype=torch.int32, device=PLACE)
     embedded, copied, rope = empty(48, 2048), empty(48, 2048), empty(10, 256, dtype=F32)
     widened, coarse = empty(48, 2048, dtype=F32), empty(10, 256, dtype=F32)
 

@@ -30,11 +30,11 @@ from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.quantised import E4M3, quantise
 from flashrt_core.kernels.rope_attention import rope_attention, rope_attention_ref
-from test.gpu import error, requires_gpu, run
+from test.gpu import PLACE, error, run, runs_kernels, synchronize
 
 from .test_cuda_ops import CHAINED, F32, FLOAT32, PROBABILITIES, ROUNDED, empty, expected, twice
 
-pytestmark = requires_gpu
+pytestmark = runs_kernels
 
 BF16 = torch.bfloat16
 ACTIVATIONS = ("none", "gelu_tanh", "gelu", "silu", "relu")
@@ -94,7 +94,7 @@ def test_rotary_rows_of_many_key_heads(device: Any, draw: Any) -> None:
 
 @pytest.mark.parametrize("side", [256, 64])
 def test_grouped_patches(device: Any, side: int) -> None:
-    image = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, device="cuda")
+    image = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, device=PLACE)
     out, want = empty((side // 16) ** 2, 768), expected(((side // 16) ** 2, 768))
     run(device, lambda lane: image_patches(lane, image, out, patch=16, merge=2))
     image_patches_ref(image.cpu(), host := want.cpu(), patch=16, merge=2)
@@ -196,7 +196,7 @@ def test_keys_beyond_a_length_are_not_read(
 ) -> None:
     q, cache = draw(rows, heads, dim, scale=2.0), draw(2, keys, heads, dim)
     k, v = cache.unbind()
-    valid = torch.zeros(1, dtype=torch.int32, device="cuda")
+    valid = torch.zeros(1, dtype=torch.int32, device=PLACE)
     out, want = empty(rows, heads * dim), expected((rows, heads * dim))
     mask: dict[str, Any] = {"scale": dim**-0.5, "prefix_length": valid, "prefix_rows": prefix}
     program = run(device, lambda lane: attention(lane, q, k, v, out, **mask, kept=kept))
@@ -204,7 +204,7 @@ def test_keys_beyond_a_length_are_not_read(
         valid.fill_(length)
         k[length:prefix], v[length:prefix] = float("nan"), float("inf")
         out.fill_(float("nan"))
-        torch.cuda.synchronize()
+        synchronize()
         device.replay(program)
         visible = cache.float()
         visible[:, length:prefix] = 0.0
@@ -255,8 +255,8 @@ def test_additions_and_narrowing_copies(device: Any, draw: Any, stream: torch.dt
     want = out.float() + src.float()
     run(device, lambda lane: add_rows(lane, src, out))
     assert torch.equal(out, want.to(stream))
-    narrow, scale = empty(64, 2048), torch.tensor([0.25], device="cuda")
-    small = torch.empty(64, 2048, device="cuda").to(E4M3)
+    narrow, scale = empty(64, 2048), torch.tensor([0.25], device=PLACE)
+    small = torch.empty(64, 2048, device=PLACE).to(E4M3)
     run(device, lambda lane: copy_rows(lane, out, narrow))
     run(device, lambda lane: copy_rows(lane, out, small, out_scale=scale))
     assert torch.equal(narrow, out.bfloat16())
@@ -287,7 +287,7 @@ def test_end_of_a_step_without_a_norm(
     step: dict[str, Any] = {"dt": -0.25}
     if guided:
         step |= {"previous": draw(rows, actions, dtype=F32), "time": 0.75}
-        step["guidance"] = torch.rand(rows, actions, device="cuda").mul_(2).clamp_(max=1.0)
+        step["guidance"] = torch.rand(rows, actions, device=PLACE).mul_(2).clamp_(max=1.0)
     want = expected((rows, actions))
     action_out_euler_ref(hidden.float(), None, None, weight, bias, sample, want, eps=0.0, **step)
     ends = (hidden, None, None, weight, bias, sample, sample)

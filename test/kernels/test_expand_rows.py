@@ -20,7 +20,7 @@ from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual_ref,
 )
 from flashrt_core.kernels.quantised import E4M3, quantise_rows
-from test.gpu import error, requires_gpu, run
+from test.gpu import PLACE, error, run, runs_kernels
 from test.kernels.signatures import CheckingLauncher, Lane
 
 F32 = torch.float32
@@ -29,13 +29,13 @@ CHAINED = 8e-3  # two or three roundings to bf16, that of the weight among them
 
 def on_gpu(test: Any) -> Any:
     """Marks a test that needs a GPU."""
-    for mark in requires_gpu:
+    for mark in runs_kernels:
         test = mark(test)
     return test
 
 
 def empty(*shape: int) -> Tensor:
-    return torch.full(shape, float("nan"), device="cuda").bfloat16()
+    return torch.full(shape, float("nan"), device=PLACE).bfloat16()
 
 
 @pytest.mark.parametrize("stored", [torch.int8, E4M3], ids=["i8", "fp8"])
