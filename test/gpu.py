@@ -39,12 +39,14 @@ def synchronize() -> None:
 @contextmanager
 def kernel_device(**options: Any) -> Iterator[Any]:
     """A device for single ops: the GPU with ``options`` as :class:`CudaDevice` takes them, or the
-    emulated one, for which they mean nothing.
+    emulated one, for which they mean nothing but ``forms``.
     """
     if EMULATED:
         from test.emulator.device import EmulatedDevice
 
-        yield EmulatedDevice(seed=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
+        order = int(os.environ.get("FLASHRT_EMULATED_ORDER", "0"))
+        forms = {"forms": options["forms"]} if "forms" in options else {}
+        yield EmulatedDevice(seed=order, **forms)
         return
     from flashrt_core.devices.cuda import CudaDevice
 

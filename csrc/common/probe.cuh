@@ -1,6 +1,6 @@
 // Where a kernel's time goes: with -DFLASHRT_PROBE, and only then, thread 0 of each block leaves the clock
-// of its multiprocessor at each event, for the last launch of a kind of kernel. Another event is the
-// multiprocessor itself, so that kernels that shared one can be laid side by side.
+// of its multiprocessor at each event, for the last launch of a kind of kernel. Two more numbers are the
+// multiprocessor and the time, so that kernels that shared one can be laid side by side.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,7 @@
 
 #include "few_rows.cuh"
 #include "mma.cuh"
+#include "numbers.cuh"
 #include "pdl.cuh"
 
 namespace flashrt {
@@ -311,18 +312,14 @@ class SkinnyProduct : FewRows<S, Op> {
       }
     }
     if constexpr (S::kBulkWeights) __syncthreads();  // all have read the weights that lie here
-    if (S::kWarm && !kept) return hold(sums);
+    if (S::kWarm && !kept) {
+      settle(sums[0][0][0][0]);
+      return;
+    }
     leave_partials(sums);
     if constexpr (S::kNorm) {
       if (row_warp_ == 0) leave_squares(squares);
     }
-  }
-
-  // Sums that nobody reads.
-  template <int kChainCount, int kTileCount, int kColumnCount>
-  __device__ __forceinline__ static void hold(
-      const float (&sums)[kChainCount][kTileCount][kColumnCount][4]) {
-    asm volatile("" ::"f"(sums[0][0][0][0]) : "memory");
   }
 
   // Adds x^2 to the squares and turns x into x (1 + scale).

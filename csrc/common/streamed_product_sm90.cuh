@@ -137,7 +137,8 @@ class StreamedProduct : protected FewRows<S, Op> {
   }
   // Where the columns of a step begin in the block's share of K.
   __device__ __forceinline__ int columns(int step) const {
-    return (S::kTurned ? (step + tile_ * S::kGroups) % S::kSteps : step) * 64;
+    if constexpr (S::kTurned) return (step + tile_ * S::kGroups) % S::kSteps * 64;
+    return step * 64;
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
 #pragma unroll
@@ -195,7 +196,7 @@ class StreamedProduct : protected FewRows<S, Op> {
                                                 float (&totals)[4]) const {
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const int k = columns(step) + part * 16 + lane_ % 4 * 2;
+      const int k = (S::kTurned ? columns(step) : step * 64) + part * 16 + lane_ % 4 * 2;
       if (slab_ == 3) {
         const bool holds = S::kNorm && lane_ < 16;
         const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;

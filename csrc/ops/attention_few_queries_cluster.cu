@@ -17,6 +17,8 @@
 // A warpgroup makes its products together (wgmma) on sm_90a, a warp alone (mma.sync) elsewhere.
 // Written by the stage in front and read before pdl_wait(): prefix rows of k and v, prefix_length.
 // This is safe behind a kernel that waits before it triggers (action_in does).
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/cluster.cuh"
 #include "../common/few_queries.cuh"
 #include "../common/mma.cuh"

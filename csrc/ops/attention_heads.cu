@@ -14,6 +14,8 @@
 // kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
 // safe behind a kernel that waits before it triggers (action_in does).
 // source of the online softmax: arXiv 2205.14135
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/heads.cuh"
 #include "../common/pdl.cuh"
 

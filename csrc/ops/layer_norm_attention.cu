@@ -12,6 +12,8 @@
 // A cluster has a head: its blocks split K, push each other the sums of a quarter of the rows of x, and
 // each finishes and attends with its quarter. Weights, and keys and values that are there, are under way
 // before pdl_wait(); keys and values that a block makes are pushed to all, where the attention reads them.
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/heads.cuh"
 #include "../common/streamed_product_sm90.cuh"
 

@@ -4,6 +4,8 @@
 // float32 throughout, one rounding into y
 // needs K = 2048 or 4096, N a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 

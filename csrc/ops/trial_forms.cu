@@ -7,6 +7,13 @@
 // is on the multiprocessors already. _lean: waits with the scope of the block. _warm: products are
 // made once before the wait, so that their code has come. _short: one tile of keys a warp.
 #include "../common/direct_product_sm90.cuh"
+#include "ada_rms_norm_geglu.cu"
+#include "ada_rms_norm_qkv_rope_kv.cu"
+#include "attention_few_queries_cluster.cu"
+#include "attention_heads.cu"
+#include "few_rows_linear.cu"
+#include "layer_norm_attention.cu"
+#include "linear_gated_residual.cu"
 
 #if defined(FLASHRT_SM90A) || !defined(__CUDA_ARCH__)
 namespace flashrt {

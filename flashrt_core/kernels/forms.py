@@ -51,8 +51,7 @@ def _asking(norm: bool, depth: int, cluster: int, shared: int) -> SkinnyPlan:
 
 
 # Of the products of few rows that are there: what follows a norm, what is added to the stream.
-_NORM = ("layer_norm_linear_k1536_48_bf16_sm90", "layer_norm_linear_k1536_72_bf16_sm90")
-_NORM += ("layer_norm_linear_k1536_96_bf16_sm90",)
+_NORM = tuple(f"layer_norm_linear_k1536_{rows}_bf16_sm90" for rows in (48, 72, 96))
 _NORM_I8 = ("layer_norm_linear_k1536_by_2_i8_sm90", "layer_norm_linear_k1536_by_4_i8_sm90")
 _WIDE, _WIDE_I8 = "linear_k1536_48_bf16_sm90", "linear_k1536_by_4_i8_sm90"
 _DEEP, _DEEP_I8 = "linear_k6144_96_bf16_sm90", "linear_k6144_by_8_i8_sm90"

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from flashrt_core.devices.cuda_library import Packed, sizes
+from flashrt_core.kernels.forms import FORMS, Forms
 from flashrt_core.kernels.launch import Size, Way, refuse_low_bit
 from flashrt_core.kernels.maths import ACTIVATIONS
 from flashrt_core.kernels.op import Op
 from flashrt_core.kernels.quantised import store
+from flashrt_core.kernels.skinny import SkinnyPlan
 from test.kernels.signatures import entries
 
 from . import build
@@ -140,15 +142,17 @@ class EmulatedLauncher:
         way: which of an op's ways :meth:`fastest` takes; the first where it has no such.
     """
 
-    def __init__(self, architecture: int, workers: int, seed: int) -> None:
+    def __init__(self, architecture: int, workers: int, seed: int, forms: Forms) -> None:
         self.architecture = architecture
         self.multiprocessors = 132
+        self.forms = forms
         self.workers, self.seed = workers, seed
         self.steps: list[Callable[[], None]] = []
         self.launched: list[str] = []
         self.way = ""
         self._driver = EmulatedDriver()
         self._workspaces: dict[bool, Tensor] = {}
+        self._repacked: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
 
     def launch(
         self,
@@ -243,6 +247,13 @@ class EmulatedLauncher:
     def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         ways.get(self.way, next(iter(ways.values())))(x, out)
 
+    def follow(self, plan: SkinnyPlan, weight: Tensor) -> tuple[SkinnyPlan, Tensor] | None:
+        return None
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        key = (name, weight.data_ptr(), tuple(weight.shape))
+        return self._repacked.setdefault(key, pack(weight))
+
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         count, held = prod(shape), self._workspaces.get(weights)
         if held is None or held.numel() < count:
@@ -280,15 +291,21 @@ class EmulatedDevice:
         architecture: what kernels are compiled for and launchers choose by: 80, 90 or 100.
         workers: OS threads, each with a cluster of blocks.
         seed: 0: threads and copies take turns in order; 1: threads backwards; others: by chance.
+        forms: which kernels stand in the place of others.
     """
 
     name = "emulated"
 
     def __init__(
-        self, *, architecture: int = 90, workers: int | None = None, seed: int = 0
+        self,
+        *,
+        architecture: int = 90,
+        workers: int | None = None,
+        seed: int = 0,
+        forms: Forms = FORMS[""],
     ) -> None:
         workers = min(2, os.cpu_count() or 1) if workers is None else workers
-        self.launcher = EmulatedLauncher(architecture, workers, seed)
+        self.launcher = EmulatedLauncher(architecture, workers, seed, forms)
         self.arch = f"sm_{architecture}"
 
     def capture(self, segments: Sequence[tuple[str, Callable[[Any], None]]]) -> EmulatedProgram:
