@@ -39,14 +39,12 @@ def synchronize() -> None:
 @contextmanager
 def kernel_device(**options: Any) -> Iterator[Any]:
     """A device for single ops: the GPU with ``options`` as :class:`CudaDevice` takes them, or the
-    emulated one, for which they mean nothing but ``forms``.
+    emulated one, for which they mean nothing.
     """
     if EMULATED:
         from test.emulator.device import EmulatedDevice
 
-        order = int(os.environ.get("FLASHRT_EMULATED_ORDER", "0"))
-        forms = {"forms": options["forms"]} if "forms" in options else {}
-        yield EmulatedDevice(seed=order, **forms)
+        yield EmulatedDevice(seed=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
         return
     from flashrt_core.devices.cuda import CudaDevice
 

@@ -130,26 +130,32 @@ class StreamedProduct : protected FewRows<S, Op> {
       for (int step = S::kStages; step < S::kSteps; ++step) {
 #pragma unroll
         for (int box = 0; box < S::kBoxes; ++box) {
-          ask_l2(*in_.tiles, split_ * S::kDepth + columns(step), S::box_row(tile_, box));
+          ask_l2(*in_.tiles, first_column(step), S::box_row(tile_, box));
         }
       }
     }
   }
-  // Where the columns of a step begin in the block's share of K.
+  // Where the columns of a step begin in the block's share of K, with kTurned; and in K.
   __device__ __forceinline__ int columns(int step) const {
-    if constexpr (S::kTurned) return (step + tile_ * S::kGroups) % S::kSteps * 64;
-    return step * 64;
+    return (step + tile_ * S::kGroups) % S::kSteps * 64;
+  }
+  __device__ __forceinline__ int first_column(int step) const {
+    if constexpr (S::kTurned) {
+      return split_ * S::kDepth + columns(step);
+    } else {
+      return split_ * S::kDepth + step * 64;
+    }
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                split_ * S::kDepth + columns(step), S::box_row(tile_, box));
+                first_column(step), S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
-              split_ * S::kDepth + columns(step), 0);
+              first_column(step), 0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {

@@ -55,7 +55,8 @@ class CudaLauncher:
         self.forms = forms
         self._following: list[tuple[SkinnyPlan, Tensor]] = []  # of the program being planned
         self._followed = 0  # of them, those that came again
-        self._repacked: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
+        # With what they were made of, whose addresses nobody else may get.
+        self._repacked: dict[tuple[str, int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._driver = driver
         self._library = library
         self._gemm = gemm
@@ -236,9 +237,9 @@ class CudaLauncher:
         if key not in self._repacked:
             if not self._planning:
                 raise CaptureError("a repacked weight", expected="one made at set-up", got="none")
-            self._repacked[key] = pack(weight)
+            self._repacked[key] = weight, pack(weight)
             torch.cuda.synchronize()  # it is made on another stream than the graph's
-        return self._repacked[key]
+        return self._repacked[key][1]
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""

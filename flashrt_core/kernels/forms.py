@@ -136,8 +136,8 @@ def _expert(kind: str) -> dict[str, tuple[SkinnyPlan, ...]]:
     return found
 
 
-def _by_two() -> dict[str, tuple[SkinnyPlan, ...]]:
-    """As "lean", with q|k|v and the last product in clusters of two blocks."""
+def _by_two(*which: str) -> dict[str, tuple[SkinnyPlan, ...]]:
+    """As "lean", with some products in clusters of two blocks."""
     found = _expert("lean")
     for into, qkv, down in (("bf16", 75_472, 67_616), ("i8", 42_704, 34_336)):
         for op, depth, tokens, rows, shared in (
@@ -147,7 +147,8 @@ def _by_two() -> dict[str, tuple[SkinnyPlan, ...]]:
             name = f"{op}_{tokens}_{into}"
             entry = f"{name}_by_2_cluster90"
             plan = SkinnyPlan(entry, depth, tokens, rows, shared, cluster=2)
-            found[f"{name}_cluster"] = (plan,)
+            if any(part in op for part in which):
+                found[f"{name}_cluster"] = (plan,)
     return found
 
 
@@ -179,7 +180,9 @@ _CHOICES = (
     # The expert of pi0.5.
     Forms("lean", _expert("lean"), _LEAN_QUERIES),
     Forms("warm", _expert("warm"), _LEAN_QUERIES),
-    Forms("by two", _by_two(), _LEAN_QUERIES),
+    Forms("by two", _by_two("qkv", "k4096"), _LEAN_QUERIES),
+    Forms("qkv by two", _by_two("qkv"), _LEAN_QUERIES),
+    Forms("down by two", _by_two("k4096"), _LEAN_QUERIES),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

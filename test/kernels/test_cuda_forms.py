@@ -31,7 +31,7 @@ from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual_ref,
 )
 from flashrt_core.kernels.quantised import quantise_rows
-from test.gpu import PLACE, error, kernel_device, run, runs_kernels
+from test.gpu import PLACE, error, run, runs_kernels
 
 from .signatures import declared
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
@@ -46,11 +46,15 @@ _LAUNCHED: set[str] = set()
 
 
 @contextmanager
-def formed(name: str, multiprocessors: int = 132) -> Iterator[Any]:
-    """A device with one form."""
-    with kernel_device(overlap="on", forms=find_forms(name)) as device:
-        device.launcher.multiprocessors = multiprocessors
-        yield device
+def formed(device: Any, name: str, multiprocessors: int = 132) -> Iterator[None]:
+    """The device in one form."""
+    launcher = device.launcher
+    before = launcher.forms, launcher.multiprocessors
+    launcher.forms, launcher.multiprocessors = find_forms(name), multiprocessors
+    try:
+        yield
+    finally:
+        launcher.forms, launcher.multiprocessors = before
 
 
 def noted(program: Any) -> None:
@@ -79,7 +83,7 @@ def wide(weight: Tensor, scales: dict[str, Any]) -> Tensor:
 )
 @pytest.mark.parametrize("rows", [1, 41])
 def test_products_behind_a_norm(
-    draw: Any, form: str, columns: int, multiprocessors: int, rows: int
+    device: Any, draw: Any, form: str, columns: int, multiprocessors: int, rows: int
 ) -> None:
     x = draw(rows, 1536, scale=2.0) + draw(rows, 1)
     weight, scales = weights(draw, columns, 1536, form in _HEAD_I8)
@@ -89,7 +93,7 @@ def test_products_behind_a_norm(
         norm = (None, None)  # type: ignore[assignment]
     out, want = empty(rows, columns), expected((rows, columns))
     ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh", **scales}
-    with formed(form, multiprocessors) as device:
+    with formed(device, form, multiprocessors):
 
         def body(lane: Any) -> None:
             layer_norm_linear(lane, x, *norm, weight, bias, out, **ends)
@@ -110,7 +114,7 @@ def test_products_behind_a_norm(
 )
 @pytest.mark.parametrize("rows", [17, 44])
 def test_products_into_a_stream(
-    draw: Any, form: str, columns: int, depth: int, multiprocessors: int, rows: int
+    device: Any, draw: Any, form: str, columns: int, depth: int, multiprocessors: int, rows: int
 ) -> None:
     x, bias, stream = draw(rows, depth), draw(columns), draw(rows, columns)
     weight, scales = weights(draw, columns, depth, form in _HEAD_I8)
@@ -118,7 +122,7 @@ def test_products_into_a_stream(
     linear_ref(
         x.float(), wide(weight, scales), bias.float(), want, residual=stream.float(), **scales
     )
-    with formed(form, multiprocessors) as device:
+    with formed(device, form, multiprocessors):
         noted(
             run(
                 device,
@@ -130,7 +134,7 @@ def test_products_into_a_stream(
 
 @pytest.mark.parametrize("form", ["early", "apart, short"])
 @pytest.mark.parametrize("keys", [0, 24, 64])
-def test_attention_of_the_head(draw: Any, form: str, keys: int) -> None:
+def test_attention_of_the_head(device: Any, draw: Any, form: str, keys: int) -> None:
     rows, heads, dim, width = 41, 2, 48, 96
     x = draw(rows, 1536, scale=2.0) + draw(rows, 1)
     norm = (1.0 + draw(1536, dtype=F32, scale=0.3), draw(1536, dtype=F32, scale=0.3))
@@ -140,7 +144,7 @@ def test_attention_of_the_head(draw: Any, form: str, keys: int) -> None:
     q, out, want = empty(rows, merged), empty(rows, width), expected((rows, width))
     settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
     args = (x, *norm, weight, bias, q, k, v, out)
-    with formed(form) as device:
+    with formed(device, form):
         body = lambda lane: layer_norm_attention(lane, *args, **settings)  # noqa: E731
         twice(device, out, body)
         noted(run(device, body))
@@ -153,7 +157,7 @@ def test_attention_of_the_head(draw: Any, form: str, keys: int) -> None:
 @pytest.mark.parametrize("whole", [False, True], ids=["bf16", "i8"])
 @pytest.mark.parametrize("form", _EXPERT)
 @pytest.mark.parametrize("rows", [1, 10])
-def test_products_of_the_expert(draw: Any, form: str, whole: bool, rows: int) -> None:
+def test_products_of_the_expert(device: Any, draw: Any, form: str, whole: bool, rows: int) -> None:
     heads, dim = 1, 256
     x, mixed, hidden_rows = draw(rows, 1024), draw(rows, 2048), draw(rows, 4096)
     table = draw(3, 1024, dtype=F32, scale=0.3)
@@ -176,7 +180,7 @@ def test_products_of_the_expert(draw: Any, form: str, whole: bool, rows: int) ->
         linear_gated_residual(lane, mixed, out, gate, streams[0], **of_out)
         linear_gated_residual(lane, hidden_rows, down, gate, streams[1], **of_down)
 
-    with formed(form) as device:
+    with formed(device, form):
         noted(run(device, body))
     wants = [expected((rows, 3 * dim)), *(expected((rows, dim)) for _ in range(2))]
     ada_rms_norm_qkv_rope_kv_ref(
@@ -201,26 +205,26 @@ def test_products_of_the_expert(draw: Any, form: str, whole: bool, rows: int) ->
 
 
 @pytest.mark.parametrize("prefix", [560, 900])
-def test_queries_of_the_expert(draw: Any, prefix: int) -> None:
+def test_queries_of_the_expert(device: Any, draw: Any, prefix: int) -> None:
     rows, heads, dim = 10, 8, 256
     q, cache = draw(rows, heads, dim), draw(prefix + rows, 2, 1, dim)
     k, v = cache.unbind(1)
     out, want = empty(rows, heads * dim), expected((rows, heads * dim))
     valid = torch.tensor([prefix - 3], dtype=torch.int32, device=PLACE)
     mask: dict[str, Any] = {"prefix_length": valid, "prefix_rows": prefix, "scale": dim**-0.5}
-    with formed("lean") as device:
+    with formed(device, "lean"):
         noted(run(device, lambda lane: attention(lane, q, k, v, out, **mask)))
     attention_ref(q.float(), k.float(), v.float(), want, **mask)
     assert error(out, want) < CHAINED
 
 
-def test_products_ask_ahead(draw: Any) -> None:
+def test_products_ask_ahead(device: Any, draw: Any) -> None:
     """What a product asks for changes nothing."""
     x, weight, bias = draw(41, 1536), draw(96, 1536, scale=1 / 40), draw(96)
     outs = []
     for form in ("direct, pairs", "direct, pairs+1", "direct, pairs+2"):
         out = empty(41, 96)
-        with formed(form) as device:
+        with formed(device, form):
 
             def body(lane: Any, out: Tensor = out) -> None:
                 for _ in range(3):
