@@ -238,7 +238,7 @@ static_assert(HeadsShort48::kSharedBytes == 14336, "as the launcher has it");
   }
 #define FLASHRT_LEAN_FEW_QUERIES(rows, keys, bytes)                                                \
   extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      attention_few_queries_d256_##rows##_##keys##_bf16_lean_cluster90(                            \
+      attention_few_queries_d256_##rows##_##keys##_bf16_lean_hopper(                            \
           const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v,                  \
           flashrt::bf16* out, const int* prefix_length, int all_rows, int prefix_rows,             \
           int own_rows, int kv_stride, float scale) {                                              \
@@ -279,22 +279,22 @@ FLASHRT_ASKING_NORM_LINEAR(layer_norm_linear_k1536_by_2_asking_i8_sm90, NormLine
 FLASHRT_ASKING_NORM_LINEAR(layer_norm_linear_k1536_by_4_asking_i8_sm90, NormLinear1536By4I8)
 FLASHRT_ASKING_LINEAR(linear_k1536_by_4_asking_i8_sm90, Linear1536By4I8)
 FLASHRT_ASKING_LINEAR(linear_k6144_by_8_asking_i8_sm90, Linear6144By8I8)
-FLASHRT_SHORT_HEADS(attention_heads_d48_short_bf16_sm90, HeadsShort48)
-FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_lean_cluster90, LeanQkv14Bf16)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_bf16_lean_cluster90, LeanOut16Bf16, 4)
-FLASHRT_TRIAL_GEGLU(ada_rms_norm_geglu_14_bf16_lean_cluster90, LeanGeglu14Bf16)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_bf16_lean_cluster90, LeanDown16Bf16, 2)
-FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_by_2_cluster90, Qkv14By2Bf16)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_bf16_by_2_cluster90, Down16By2Bf16, 2)
-FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_lean_cluster90, LeanQkv14I8)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_i8_lean_cluster90, LeanOut16I8, 4)
-FLASHRT_TRIAL_GEGLU(ada_rms_norm_geglu_14_i8_lean_cluster90, LeanGeglu14I8)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_lean_cluster90, LeanDown16I8, 2)
-FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_warm_cluster90, WarmQkv14I8)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_i8_warm_cluster90, WarmOut16I8, 4)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_warm_cluster90, WarmDown16I8, 2)
-FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_by_2_cluster90, Qkv14By2I8)
-FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_by_2_cluster90, Down16By2I8, 2)
+FLASHRT_SHORT_HEADS(attention_heads_d48_short_bf16_hopper, HeadsShort48)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_lean_hopper, LeanQkv14Bf16)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_bf16_lean_hopper, LeanOut16Bf16, 4)
+FLASHRT_TRIAL_GEGLU(ada_rms_norm_geglu_14_bf16_lean_hopper, LeanGeglu14Bf16)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_bf16_lean_hopper, LeanDown16Bf16, 2)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_by_2_hopper, Qkv14By2Bf16)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_bf16_by_2_hopper, Down16By2Bf16, 2)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_lean_hopper, LeanQkv14I8)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_i8_lean_hopper, LeanOut16I8, 4)
+FLASHRT_TRIAL_GEGLU(ada_rms_norm_geglu_14_i8_lean_hopper, LeanGeglu14I8)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_lean_hopper, LeanDown16I8, 2)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_warm_hopper, WarmQkv14I8)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_i8_warm_hopper, WarmOut16I8, 4)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_warm_hopper, WarmDown16I8, 2)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_by_2_hopper, Qkv14By2I8)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_by_2_hopper, Down16By2I8, 2)
 FLASHRT_LEAN_FEW_QUERIES(8, 640, 54160)
 FLASHRT_LEAN_FEW_QUERIES(8, 1024, 78736)
 #endif

@@ -115,7 +115,7 @@ _EARLY_FUSED = {
     )
     for kind in FUSED
 }
-_SHORT = {"attention_heads_d48_bf16": "attention_heads_d48_short_bf16_sm90"}
+_SHORT = {"attention_heads_d48_bf16": "attention_heads_d48_short_bf16_hopper"}
 
 
 def _expert(kind: str) -> dict[str, tuple[SkinnyPlan, ...]]:
@@ -130,7 +130,7 @@ def _expert(kind: str) -> dict[str, tuple[SkinnyPlan, ...]]:
         ):
             name, threads = f"{op}_{tokens}_{into}", 128 if depth == 2048 else 256
             form = kind if into == "i8" and "geglu" not in op else "lean"
-            entry = f"{name}_{form}_cluster90"
+            entry = f"{name}_{form}_hopper"
             plan = SkinnyPlan(entry, depth, tokens, rows, shared, threads, cluster)
             found[f"{name}_cluster"] = (plan,)
     return found
@@ -145,7 +145,7 @@ def _by_two(*which: str) -> dict[str, tuple[SkinnyPlan, ...]]:
             ("linear_gated_residual_k4096", 4096, 16, 16, down),
         ):
             name = f"{op}_{tokens}_{into}"
-            entry = f"{name}_by_2_cluster90"
+            entry = f"{name}_by_2_hopper"
             plan = SkinnyPlan(entry, depth, tokens, rows, shared, cluster=2)
             if any(part in op for part in which):
                 found[f"{name}_cluster"] = (plan,)
@@ -154,7 +154,7 @@ def _by_two(*which: str) -> dict[str, tuple[SkinnyPlan, ...]]:
 
 _LEAN_QUERIES = {
     f"attention_few_queries_d256_8_{keys}_bf16_cluster": (
-        f"attention_few_queries_d256_8_{keys}_bf16_lean_cluster90"
+        f"attention_few_queries_d256_8_{keys}_bf16_lean_hopper"
     )
     for keys in (640, 1024)
 }

@@ -32,8 +32,8 @@ class SkinnyPlan:
             "bytes" where they lie and how many, "map" their tiles. With "map" it also takes x
             straight and the weight in the order of operands.
 
-    Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` and
-    ``_cluster90`` for one of them.
+    Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
+    those named ``_hopper`` were built for that one alone.
     """
 
     kernel: str
@@ -48,7 +48,7 @@ class SkinnyPlan:
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
         """Whether the kernel can make this product on this GPU."""
-        if self.kernel.endswith(("_sm90", "_cluster90")):
+        if self.kernel.endswith(("_sm90", "_hopper")):
             able = launcher.architecture == 90
         else:
             able = launcher.architecture // 10 in LARGE_CLUSTERS or "_cluster" not in self.kernel
