@@ -5,7 +5,8 @@
 // different steps. _direct: x goes from L2 into registers, the ring is for W alone (packed as
 // direct_product_sm90.cuh says). by_2, by_6: clusters of so few blocks that all are placed at once, whatever
 // is on the multiprocessors already. _lean: waits with the scope of the block. _warm: products are
-// made once before the wait, so that their code has come. _short: one tile of keys a warp.
+// made once before the wait, so that their code has come. _wide: warpgroup products for few tokens too, by
+// fewer blocks of 64 rows. _short: one tile of keys a warp.
 #include "../common/direct_product_sm90.cuh"
 #include "ada_rms_norm_geglu.cu"
 #include "ada_rms_norm_qkv_rope_kv.cu"
@@ -100,6 +101,23 @@ using Qkv14By2I8 = SkinnyShape<1, 8, 2, 1, 8, 2, From::kRegisters, 0, true, int8
 static_assert(Qkv14By2I8::kSharedBytes == 42704, "as the launcher has it");
 using Down16By2I8 = SkinnyShape<1, 2, 8, 1, 8, 2, From::kBulk, 2, false, int8_t, true>;
 static_assert(Down16By2I8::kSharedBytes == 34336, "as the launcher has it");
+
+using WideQkv14Bf16 = WarpgroupShape<16, 4, 2, From::kRegisters, 4, true, bf16, false, true>;
+static_assert(WideQkv14Bf16::kSharedBytes == 16288, "as the launcher has it");
+using WideOut16Bf16 = WarpgroupShape<16, 4, 4, From::kRegisters, 4, false, bf16, false, true>;
+static_assert(WideOut16Bf16::kSharedBytes == 12832, "as the launcher has it");
+using WideGeglu14Bf16 = WarpgroupShape<16, 8, 1, From::kBulk, 8, true, bf16, false, true>;
+static_assert(WideGeglu14Bf16::kSharedBytes == 146592, "as the launcher has it");
+using WideDown16Bf16 = WarpgroupShape<16, 8, 4, From::kBulk, 8, false, bf16, false, true>;
+static_assert(WideDown16Bf16::kSharedBytes == 144416, "as the launcher has it");
+using WideQkv14I8 = WarpgroupShape<16, 4, 2, From::kRegisters, 4, true, int8_t, false, true>;
+static_assert(WideQkv14I8::kSharedBytes == 16288, "as the launcher has it");
+using WideOut16I8 = WarpgroupShape<16, 4, 4, From::kRegisters, 4, false, int8_t, false, true>;
+static_assert(WideOut16I8::kSharedBytes == 12832, "as the launcher has it");
+using WideGeglu14I8 = WarpgroupShape<16, 8, 1, From::kRegisters, 4, true, int8_t, false, true>;
+static_assert(WideGeglu14I8::kSharedBytes == 15136, "as the launcher has it");
+using WideDown16I8 = WarpgroupShape<16, 8, 4, From::kRegisters, 4, false, int8_t, false, true>;
+static_assert(WideDown16I8::kSharedBytes == 12832, "as the launcher has it");
 
 using HeadsShort48 = heads::Shape<48, 1, 4, 0, true>;
 static_assert(HeadsShort48::kSharedBytes == 14336, "as the launcher has it");
@@ -295,6 +313,14 @@ FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_i8_warm_hopper, WarmOut16I
 FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_warm_hopper, WarmDown16I8, 2)
 FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_by_2_hopper, Qkv14By2I8)
 FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_by_2_hopper, Down16By2I8, 2)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_bf16_wide_sm90, WideQkv14Bf16)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_bf16_wide_sm90, WideOut16Bf16, 2)
+FLASHRT_TRIAL_GEGLU(ada_rms_norm_geglu_14_bf16_wide_sm90, WideGeglu14Bf16)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_bf16_wide_sm90, WideDown16Bf16, 2)
+FLASHRT_TRIAL_QKV(ada_rms_norm_qkv_rope_kv_14_i8_wide_sm90, WideQkv14I8)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k2048_16_i8_wide_sm90, WideOut16I8, 2)
+FLASHRT_TRIAL_GEGLU(ada_rms_norm_geglu_14_i8_wide_sm90, WideGeglu14I8)
+FLASHRT_TRIAL_RESIDUAL(linear_gated_residual_k4096_16_i8_wide_sm90, WideDown16I8, 2)
 FLASHRT_LEAN_FEW_QUERIES(8, 640, 54160)
 FLASHRT_LEAN_FEW_QUERIES(8, 1024, 78736)
 #endif

@@ -152,6 +152,23 @@ def _by_two(*which: str) -> dict[str, tuple[SkinnyPlan, ...]]:
     return found
 
 
+def _wide(*which: str) -> dict[str, tuple[SkinnyPlan, ...]]:
+    """As "lean", with some products of 64 rows a block by warpgroups."""
+    found = _expert("lean")
+    for into, geglu, down in (("bf16", 146_592, 144_416), ("i8", 15_136, 12_832)):
+        for op, depth, tokens, shared, cluster in (
+            ("ada_rms_norm_qkv_rope_kv", 1024, 14, 16_288, 2),
+            ("ada_rms_norm_geglu", 1024, 14, geglu, 1),
+            ("linear_gated_residual_k2048", 2048, 16, 12_832, 4),
+            ("linear_gated_residual_k4096", 4096, 16, down, 4),
+        ):
+            name = f"{op}_{tokens}_{into}"
+            plan = SkinnyPlan(f"{name}_wide_sm90", depth, tokens, 64, shared, cluster=cluster)
+            if any(part in op for part in which):
+                found[f"{name}_cluster"] = (plan,)
+    return found
+
+
 _LEAN_QUERIES = {
     f"attention_few_queries_d256_8_{keys}_bf16_cluster": (
         f"attention_few_queries_d256_8_{keys}_bf16_lean_hopper"
@@ -183,6 +200,8 @@ _CHOICES = (
     Forms("by two", _by_two("qkv", "k4096"), _LEAN_QUERIES),
     Forms("qkv by two", _by_two("qkv"), _LEAN_QUERIES),
     Forms("down by two", _by_two("k4096"), _LEAN_QUERIES),
+    Forms("wide", _wide("qkv", "geglu", "k2048", "k4096"), _LEAN_QUERIES),
+    Forms("wide, qkv, geglu", _wide("qkv", "geglu"), _LEAN_QUERIES),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

@@ -40,7 +40,7 @@ pytestmark = runs_kernels
 
 _HEAD = ("early", "early, pairs", "direct", "direct, pairs", "direct, deep")
 _HEAD_I8 = ("i8 asking", "i8 direct", "i8 direct, pairs")
-_EXPERT = ("lean", "warm", "by two")
+_EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
 _LAUNCHED: set[str] = set()
 
@@ -246,7 +246,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_short_", "_hopper")
+    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_wide_", "_hopper")
     return any(part in name for part in parts)
 
 
