@@ -114,7 +114,7 @@ using WideQkv14I8 = WarpgroupShape<16, 4, 2, From::kRegisters, 4, true, int8_t, 
 static_assert(WideQkv14I8::kSharedBytes == 16288, "as the launcher has it");
 using WideOut16I8 = WarpgroupShape<16, 4, 4, From::kRegisters, 4, false, int8_t, false, true>;
 static_assert(WideOut16I8::kSharedBytes == 12832, "as the launcher has it");
-using WideGeglu14I8 = WarpgroupShape<16, 8, 1, From::kRegisters, 4, true, int8_t, false, true>;
+using WideGeglu14I8 = WarpgroupShape<16, 8, 1, From::kRegisters, 2, true, int8_t, false, true>;
 static_assert(WideGeglu14I8::kSharedBytes == 15136, "as the launcher has it");
 using WideDown16I8 = WarpgroupShape<16, 8, 4, From::kRegisters, 4, false, int8_t, false, true>;
 static_assert(WideDown16I8::kSharedBytes == 12832, "as the launcher has it");
