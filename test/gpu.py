@@ -22,12 +22,44 @@ requires_gpu = [
 ]
 
 
+_WHOLE = os.environ.get("FLASHRT_EMULATED") == "1"
 #: Whether kernels are emulated: where there is no GPU, or one is not wanted.
-EMULATED = os.environ.get("FLASHRT_EMULATED") == "1" or not torch.cuda.is_available()
+EMULATED = _WHOLE or not torch.cuda.is_available()
 #: Where tests of ops have their tensors.
 PLACE = "cpu" if EMULATED else "cuda"
 #: Of tests of kernels, which run on a GPU, or on the CPU (test/emulator).
 runs_kernels = [pytest.mark.gpu, pytest.mark.kernels]
+#: Of tests of the emulator that take more than a few seconds.
+WHOLE_EMULATION = pytest.mark.skipif(not _WHOLE, reason="takes long; `make test-emulated` runs it")
+#: Tests of kernels that are emulated everywhere: one or two of every kind of instruction. Others
+#: take minutes together, and run where emulation is asked for.
+EMULATED_EVERYWHERE = (
+    "test_rms_norm[7-1024-",
+    "test_layer_norm[5-8-",
+    "test_qkv_rope_kv[13-4-32]",
+    "test_prompt_rows",
+    "test_ends_of_a_step[1]",
+    "test_attention_over_a_prefix[10-58-4-32-40-48]",
+    "test_attention_over_a_prefix[304-304-8-256-257-304]",
+    "test_attention_of_few_queries[304-8]",
+    "test_attention_of_many_heads[36-36-4-2-64-3]",
+    "test_causal_attention[4-2-32-17]",
+    "test_norm_in_front_of_few_rows[41-96-1536-True-relu]",
+    "test_fused_geglu_tiles[8-glu_linear_gelu_tanh_152_64_4_2_bf16_sm90]",
+    "test_norms_into_e4m3[3-8-",
+    "test_8_bit_weights_of_any_size[7-48-128-",
+)
+
+
+def skip_emulation(items: list[pytest.Item]) -> None:
+    """Of tests of kernels, leaves those that run on this machine without being asked for."""
+    if not EMULATED or _WHOLE:
+        return
+    skip = pytest.mark.skip(reason="no CUDA device; `make test-emulated` runs it on the CPU")
+    for item in items:
+        everywhere = item.name.startswith(EMULATED_EVERYWHERE)
+        if item.get_closest_marker("kernels") and not everywhere:
+            item.add_marker(skip)
 
 
 def synchronize() -> None:
@@ -44,7 +76,7 @@ def kernel_device(**options: Any) -> Iterator[Any]:
     if EMULATED:
         from test.emulator.device import EmulatedDevice
 
-        yield EmulatedDevice(seed=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
+        yield EmulatedDevice(order=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
         return
     from flashrt_core.devices.cuda import CudaDevice
 

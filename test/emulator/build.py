@@ -1,7 +1,7 @@
 """Compiles the machine, and ops for it as they are asked for, into ``build/emulator``.
 
-An op is preprocessed like any C++, with the headers of ``csrc/common`` that hold inline PTX replaced
-by those of the same name in ``common/``. In the text that this gives, declarations of shared memory
+An op is preprocessed like any C++, with headers of ``csrc/common`` that hold inline PTX replaced by
+those of the same name in ``common/``. In the text that this gives, declarations of shared memory
 and of entries, which are not C++, are rewritten; then g++ compiles it.
 """
 
@@ -24,8 +24,8 @@ HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "emulator"
 
 _COMMON = ("-std=c++20", "-march=native", "-fPIC", "-shared", "-fno-strict-aliasing")
-#: Sums as they are written: what nvcc contracts to one instruction, tests must not depend on.
-FLAGS = (*_COMMON, "-O2", "-ffp-contract=off", "-fvisibility=hidden", "-w")
+#: Products and sums become one instruction wherever they can, as nvcc has it.
+FLAGS = (*_COMMON, "-O2", "-ffp-contract=fast", "-fvisibility=hidden", "-w")
 MACHINE_FLAGS = (
     *_COMMON,
     "-O3",
@@ -131,20 +131,34 @@ def sources() -> Path:
     return folder
 
 
+#: Of the text of an op: what is put in whose place.
+Change = tuple[str, str]
+
+
 @cache
-def library(op: str, architecture: int = 90) -> Path:
-    """The library of ``csrc/ops/<op>.cu``, compiled if it is new."""
+def library(source: Path, architecture: int = 90, changes: tuple[Change, ...] = ()) -> Path:
+    """The library of a file of ``csrc/ops`` or of another one, compiled if it is new.
+
+    Args:
+        source: the file.
+        architecture: one of ARCHITECTURES.
+        changes: each to one place or several of the preprocessed text, which has no comments.
+    """
     flags = [*FLAGS, *ARCHITECTURES[architecture]]
     folders = [CSRC / "common", HERE / "common", HERE / "cuda", HERE / "machine"]
-    source = (CSRC / "ops" / f"{op}.cu").read_bytes()
-    quick = BUILD / f"{op}-{_digest(repr(flags), compiler(), source, *_contents(folders))}.so"
+    parts = (repr((flags, changes)), compiler(), source.read_bytes(), *_contents(folders))
+    quick = BUILD / f"{source.stem}-{_digest(*parts)}.so"
     if quick.is_file():
         return quick
-    where = [f"-I{HERE / 'cuda'}", f"-I{HERE}", "-include", "cuda_runtime.h"]
-    path = sources() / "ops" / f"{op}.cu"
-    text = _run(["g++", "-E", *flags, *where, "-x", "c++", str(path)], f"{op}.cu")
+    where = [f"-I{HERE / 'cuda'}", f"-I{HERE}", f"-I{sources()}", "-include", "cuda_runtime.h"]
+    path = sources() / "ops" / source.name if source.parent == CSRC / "ops" else source
+    text = _run(["g++", "-E", *flags, *where, "-x", "c++", str(path)], source.name)
+    for old, new in changes:
+        if old not in text:
+            raise EmulatorBuildError(f"{source.name}: expected {old!r} in it, found it nowhere")
+        text = text.replace(old, new)
     text = rewrite(text)
-    target = BUILD / f"{op}-text-{_digest(repr(flags), compiler(), text)}.so"
+    target = BUILD / f"{source.stem}-text-{_digest(repr(flags), compiler(), text)}.so"
     if not target.is_file():
         written = target.with_suffix(f".{os.getpid()}.ii")
         BUILD.mkdir(parents=True, exist_ok=True)
@@ -214,12 +228,13 @@ def rewrite(text: str) -> str:
 
 def main() -> None:
     """Compiles the ops named on the command line, or all of them."""
-    names = sys.argv[1:] or sorted(path.stem for path in (CSRC / "ops").glob("*.cu"))
+    ops = CSRC / "ops"
+    named = [ops / f"{name}.cu" for name in sys.argv[1:]] or sorted(ops.glob("*.cu"))
     machine()
     sources()
     with ThreadPoolExecutor(2) as pool:
-        for name, path in zip(names, pool.map(library, names), strict=True):
-            print(f"{name}: {path.relative_to(ROOT)}")
+        for path, built in zip(named, pool.map(library, named), strict=True):
+            print(f"{path.name}: {built.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

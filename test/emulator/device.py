@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from flashrt_core.devices.cuda_library import Packed, sizes
-from flashrt_core.kernels.forms import FORMS, Forms
+from flashrt_core.kernels.forms import FORMS
 from flashrt_core.kernels.launch import Size, Way, refuse_low_bit
 from flashrt_core.kernels.maths import ACTIVATIONS
 from flashrt_core.kernels.op import Op
@@ -121,10 +122,12 @@ def _machine() -> Any:
 
 
 @cache
-def _kernels(op: str, architecture: int) -> dict[str, _Declared]:
-    """Entries of an op's library by name."""
+def _kernels(
+    source: Path, architecture: int, changes: tuple[build.Change, ...]
+) -> dict[str, _Declared]:
+    """Entries of a library by name."""
     _machine()
-    loaded = ctypes.CDLL(str(build.library(op, architecture)))
+    loaded = ctypes.CDLL(str(build.library(source, architecture, changes)))
     found, index = {}, 0
     table = ctypes.cast(loaded.emulator_declared, ctypes.POINTER(_Declared))
     while table[index].name:
@@ -137,16 +140,20 @@ class EmulatedLauncher:
     """See :class:`flashrt_core.kernels.launch.Launcher`; keeps what is launched for replays.
 
     Attributes:
+        sources: files whose kernels it has beside those of csrc/ops.
+        changes: to the text of files, by their stem.
         steps: what a replay does, in order.
         launched: names of what was launched, products as "matmul".
         way: which of an op's ways :meth:`fastest` takes; the first where it has no such.
     """
 
-    def __init__(self, architecture: int, workers: int, seed: int, forms: Forms) -> None:
+    def __init__(self, architecture: int, workers: int, order: int) -> None:
         self.architecture = architecture
+        self.sources: tuple[Path, ...] = ()
+        self.changes: dict[str, tuple[build.Change, ...]] = {}
         self.multiprocessors = 132
-        self.forms = forms
-        self.workers, self.seed = workers, seed
+        self.forms = FORMS[""]
+        self.workers, self.order = workers, order
         self.steps: list[Callable[[], None]] = []
         self.launched: list[str] = []
         self.way = ""
@@ -165,12 +172,7 @@ class EmulatedLauncher:
         cluster: Size | None = None,
         pdl: bool = True,
     ) -> None:
-        op = entries().get(kernel)
-        declared = _kernels(op.stem, self.architecture).get(kernel) if op else None
-        if declared is None:
-            raise EmulationError(
-                f"kernel {kernel!r}: no entry for architecture {self.architecture}"
-            )
+        declared = self._declared(kernel)
         fixed = tuple(declared.cluster)
         blocks = sizes(cluster) if cluster is not None else fixed if fixed[0] else (1, 1, 1)
         shape = (*sizes(grid), *sizes(block), *blocks)
@@ -196,13 +198,21 @@ class EmulatedLauncher:
             message = ctypes.create_string_buffer(_MESSAGE)
             result = _machine()(
                 declared.run, packed.address, numbers, shared_bytes,
-                self.workers, self.seed, message, _MESSAGE,
+                self.workers, self.order, message, _MESSAGE,
             )  # fmt: skip
             if result:
                 raise EmulationError(f"kernel {kernel!r}: {message.value.decode()}")
             assert kept is not None
 
         self._keep(kernel, step)
+
+    def _declared(self, kernel: str) -> _Declared:
+        known = entries().get(kernel)
+        for source in (known,) if known else self.sources:
+            changes = self.changes.get(source.stem, ())
+            if kernel in (found := _kernels(source, self.architecture, changes)):
+                return found[kernel]
+        raise EmulationError(f"kernel {kernel!r}: no entry for architecture {self.architecture}")
 
     def matmul(
         self,
@@ -290,22 +300,17 @@ class EmulatedDevice:
     Args:
         architecture: what kernels are compiled for and launchers choose by: 80, 90 or 100.
         workers: OS threads, each with a cluster of blocks.
-        seed: 0: threads and copies take turns in order; 1: threads backwards; others: by chance.
-        forms: which kernels stand in the place of others.
+        order: which warp runs until it has to wait: 0: the first that can, 1: the last, others: by
+            chance, as copies arrive then.
     """
 
     name = "emulated"
 
     def __init__(
-        self,
-        *,
-        architecture: int = 90,
-        workers: int | None = None,
-        seed: int = 0,
-        forms: Forms = FORMS[""],
+        self, *, architecture: int = 90, workers: int | None = None, order: int = 0
     ) -> None:
         workers = min(2, os.cpu_count() or 1) if workers is None else workers
-        self.launcher = EmulatedLauncher(architecture, workers, seed, forms)
+        self.launcher = EmulatedLauncher(architecture, workers, order)
         self.arch = f"sm_{architecture}"
 
     def capture(self, segments: Sequence[tuple[str, Callable[[Any], None]]]) -> EmulatedProgram:

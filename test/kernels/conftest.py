@@ -5,7 +5,6 @@ And the GPU of the tests that need one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,17 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from test.gpu import EMULATED, PLACE, kernel_device
+from test.gpu import PLACE, kernel_device, skip_emulation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Emulation takes minutes: all of it where it is asked for, a part everywhere."""
-    if not EMULATED or os.environ.get("FLASHRT_EMULATED") == "1":
-        return
-    skip = pytest.mark.skip(reason="no CUDA device; `make test-emulated` runs it on the CPU")
-    for item in items:
-        if item.get_closest_marker("kernels"):
-            item.add_marker(skip)
+    skip_emulation(items)
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -81,16 +81,32 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 inline float __saturatef(float x) { return fminf(fmaxf(x, 0.0f), 1.0f); }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
+
+namespace emulator {
+
+// A result that no other operation is made one with.
+template <class T>
+inline T alone(T v) {
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
+}  // namespace emulator
+
+inline float __fadd_rn(float a, float b) { return emulator::alone(emulator::alone(a) + emulator::alone(b)); }
+inline float __fsub_rn(float a, float b) { return emulator::alone(emulator::alone(a) - emulator::alone(b)); }
+inline float __fmul_rn(float a, float b) { return emulator::alone(a * b); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline double __dsub_rn(double a, double b) { return a - b; }
-inline double __dmul_rn(double a, double b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return emulator::alone(fmaf(a, b, c)); }
+inline double __dadd_rn(double a, double b) { return emulator::alone(emulator::alone(a) + emulator::alone(b)); }
+inline double __dsub_rn(double a, double b) { return emulator::alone(emulator::alone(a) - emulator::alone(b)); }
+inline double __dmul_rn(double a, double b) { return emulator::alone(a * b); }
 inline double __ddiv_rn(double a, double b) { return a / b; }
-inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+inline double __fma_rn(double a, double b, double c) { return emulator::alone(fma(a, b, c)); }
 
 inline int __float2int_rn(float x) { return static_cast<int>(lrintf(x)); }
 inline int __float2int_rz(float x) { return static_cast<int>(x); }

@@ -58,8 +58,11 @@ class Machine {
   void run(const Launch& launch, unsigned cluster);
   [[noreturn]] void fail(const std::string& message);
   void suspend();
-  void ready(Fiber* fiber) { ready_.push_back(fiber); }
-  void start(const Transfer& transfer) { transfers_.push_back(transfer); }
+  void ready(Fiber* fiber) {
+    fiber->warp->ready |= 1u << fiber->lane;
+    turns_[fiber->warp->turn / 64] |= uint64_t{1} << fiber->warp->turn % 64;
+  }
+  void start(const Transfer& transfer);
   [[noreturn]] void leave();
   Cluster& cluster() { return cluster_; }
   std::string describe_fault(const void* address) const;
@@ -70,7 +73,10 @@ class Machine {
   void prepare(const Launch& launch, unsigned cluster);
   void prepare_block(const Launch& launch, Block& block);
   void provide(unsigned fibers, unsigned blocks, uint32_t shared_bytes);
+  void order_warps();
   Fiber* next();
+  Warp* next_warp();
+  void arrive();
   void finish(const Transfer& transfer);
   void check_edges();
   std::string deadlock() const;
@@ -81,11 +87,12 @@ class Machine {
   unsigned used_ = 0;
   std::vector<unsigned char*> memories_;
   uint32_t guarded_ = 0;  // dynamic bytes in front of the pages that nobody may touch
-  std::deque<Fiber*> ready_;
+  std::vector<Warp*> warps_;      // by their turns
+  std::vector<uint64_t> turns_;   // a bit a warp: whether it has a lane that can run
   std::deque<Transfer> transfers_;
   void* root_ = nullptr;
   bool failed_ = false, arriving_ = false;
-  unsigned seed_ = 0;
+  bool backwards_ = false, at_once_ = false, by_chance_ = false;
   std::minstd_rand chance_;
 };
 
@@ -144,19 +151,20 @@ void Machine::prepare(const Launch& launch, unsigned cluster) {
   const unsigned blocks = count(launch.cluster), threads = count(launch.block);
   provide(blocks * threads, blocks, launch.shared_bytes);
   used_ = 0;
-  ready_.clear();
   transfers_.clear();
   failed_ = arriving_ = false;
   message.clear();
-  seed_ = launch.seed;
-  chance_.seed(launch.seed + cluster);
+  backwards_ = launch.order == 1 || launch.order == 3;
+  at_once_ = launch.at_once();
+  by_chance_ = launch.order > 3;
+  chance_.seed(launch.order + cluster);
   const Dim3 clusters = {launch.grid.x / launch.cluster.x, launch.grid.y / launch.cluster.y,
                          launch.grid.z / launch.cluster.z};
   const Dim3 first = place(cluster, clusters);
   cluster_ = Cluster();
   cluster_.size = launch.cluster;
   cluster_.alive = blocks * threads;
-  cluster_.blocks.resize(blocks);
+  cluster_.blocks = std::vector<Block>(blocks);
   for (unsigned rank = 0; rank < blocks; ++rank) {
     Block& block = cluster_.blocks[rank];
     const Dim3 in = place(rank, launch.cluster);
@@ -167,13 +175,30 @@ void Machine::prepare(const Launch& launch, unsigned cluster) {
     block.memory = memories_[rank];
     prepare_block(launch, block);
   }
+  order_warps();
+}
+
+void Machine::order_warps() {
+  warps_.clear();
+  for (Block& block : cluster_.blocks) {
+    for (Warp& warp : block.warps) warps_.push_back(&warp);
+  }
+  if (backwards_) std::reverse(warps_.begin(), warps_.end());
+  if (by_chance_) std::shuffle(warps_.begin(), warps_.end(), chance_);
+  turns_.assign((warps_.size() + 63) / 64, 0);
+  for (unsigned i = 0; i < warps_.size(); ++i) {
+    warps_[i]->turn = i;
+    turns_[i / 64] |= uint64_t{1} << i % 64;
+    warps_[i]->ready = warps_[i]->existing;
+  }
 }
 
 void Machine::prepare_block(const Launch& launch, Block& block) {
   block.threads = block.alive = count(launch.block);
   block.dynamic_bytes = launch.shared_bytes;
   std::memset(block.memory, kPoison, page_end(kDynamic + launch.shared_bytes));
-  block.warps.resize((block.threads + 31) / 32);
+  block.warps = std::vector<Warp>((block.threads + 31) / 32);
+  block.groups = std::vector<Warpgroup>((block.threads + 127) / 128);
   for (unsigned i = 0; i < block.threads; ++i) {
     Fiber& fiber = fibers_[used_++];
     unsigned char* stack = fiber.stack;
@@ -187,9 +212,9 @@ void Machine::prepare_block(const Launch& launch, Block& block) {
     Warp& warp = block.warps[i / 32];
     fiber.warp = &warp;
     warp.index = i / 32;
+    warp.group = &block.groups[i / 128];
     warp.lanes[fiber.lane] = &fiber;
     warp.existing |= 1u << fiber.lane;
-    ready_.push_back(&fiber);
   }
 }
 
@@ -197,7 +222,6 @@ void Machine::run(const Launch& launch, unsigned cluster) {
   machine = this;
   launched = &launch;
   prepare(launch, cluster);
-  if (seed_ == 1) std::reverse(ready_.begin(), ready_.end());
   try {
     while (Fiber* fiber = next()) {
       current = fiber;
@@ -217,21 +241,45 @@ void Machine::run(const Launch& launch, unsigned cluster) {
   launched = nullptr;
 }
 
+// A warp runs until it has to wait, so that what it must not do before others shows.
+Warp* Machine::next_warp() {
+  if (by_chance_ && chance_() % 16 == 0) {
+    Warp* warp = warps_[chance_() % warps_.size()];
+    if (warp->ready) return warp;
+  }
+  for (size_t i = 0; i < turns_.size(); ++i) {
+    if (turns_[i]) return warps_[i * 64 + __builtin_ctzll(turns_[i])];
+  }
+  return nullptr;
+}
+
+void Machine::start(const Transfer& transfer) {
+  transfers_.push_back(transfer);
+  if (at_once_ || (by_chance_ && chance_() % 4 == 0)) arrive();
+}
+
+void Machine::arrive() {
+  if (by_chance_) std::swap(transfers_.front(), transfers_[chance_() % transfers_.size()]);
+  const Transfer transfer = transfers_.front();
+  transfers_.pop_front();
+  arriving_ = true;
+  finish(transfer);
+  arriving_ = false;
+}
+
 // Who runs next; where nobody can, what is under way arrives first.
 Fiber* Machine::next() {
-  while (ready_.empty()) {
+  Warp* warp = next_warp();
+  while (!warp) {
     if (transfers_.empty()) return nullptr;
-    if (seed_ > 1) std::swap(transfers_.front(), transfers_[chance_() % transfers_.size()]);
-    const Transfer transfer = transfers_.front();
-    transfers_.pop_front();
-    arriving_ = true;
-    finish(transfer);
-    arriving_ = false;
+    arrive();
+    warp = next_warp();
   }
-  if (seed_ > 1) std::swap(ready_.front(), ready_[chance_() % ready_.size()]);
-  Fiber* fiber = ready_.front();
-  ready_.pop_front();
-  return fiber;
+  const bool backwards = by_chance_ ? chance_() % 2 : backwards_;
+  const unsigned lane = backwards ? 31 - __builtin_clz(warp->ready) : __builtin_ctz(warp->ready);
+  warp->ready &= ~(1u << lane);
+  if (!warp->ready) turns_[warp->turn / 64] &= ~(uint64_t{1} << warp->turn % 64);
+  return warp->lanes[lane];
 }
 
 void Machine::suspend() {
@@ -737,11 +785,11 @@ void copy_tile(const TileMap& map, uint32_t target, uint32_t barrier, const int*
 
 // 0 when every block has come to its end; else `message` says what happened first.
 extern "C" __attribute__((visibility("default"))) int emulator_launch(void (*kernel)(void**), void** args, const unsigned* sizes,
-                               unsigned shared_bytes, unsigned workers, unsigned seed, char* message,
+                               unsigned shared_bytes, unsigned workers, unsigned order, char* message,
                                size_t length) {
   using namespace emulator;
   Launch launch = {kernel, args, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]},
-                   {sizes[6], sizes[7], sizes[8]}, shared_bytes, seed};
+                   {sizes[6], sizes[7], sizes[8]}, shared_bytes, order};
   const unsigned clusters = count(launch.grid) / count(launch.cluster);
   workers = std::min(workers, clusters);
   while (machines.size() < workers) machines.push_back(std::make_unique<Machine>());

@@ -2,14 +2,15 @@
 // machine's OS threads, and so does all that they wait for. So there is nothing to lock, a run repeats
 // exactly, and when no fiber can run, all of them wait for what never comes: that is told, not waited for.
 //
-// What is asynchronous on a GPU is done as late as it may be: a copy when somebody waits for it or
-// nobody can do anything else. Until then its target holds poison, the bytes 0xff, which are NaN in every
+// What is asynchronous on a GPU is done as late as it may be, unless a launch says otherwise: a copy when
+// its thread waits for it or nobody can do anything else. Until then its target holds poison, the bytes 0xff, which are NaN in every
 // format of floating point.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -63,13 +64,33 @@ struct Fiber {
   std::vector<size_t> groups;  // ends of committed ones in `copies`
 };
 
-// A warpgroup's product as one of its warps takes part in it.
+// A warpgroup's product. It belongs to all four warps: none has it before all have asked for it. Shared
+// memory is read when the first of them has waited for it, as others may write there from then on; or, in
+// orders 2 and 3, for each warp when that asks. A warp's results are written when it waits itself.
 struct Product {
-  int columns, element_bytes;
-  bool from_registers, along_columns, keep;
-  uint64_t a_tile, b_tile;
+  int columns = 0, element_bytes = 0;
+  bool from_registers = false, along_columns = false, keep = false;
+  uint64_t a_tile = 0, b_tile = 0;
+};
+struct Operands {
+  float a[64][32], b[32][256];
+};
+struct SharedProduct {
+  Product asked;
+  unsigned warps = 0, done = 0;
+  std::unique_ptr<Operands> operands;  // once they are read
+};
+struct Warpgroup {
+  std::deque<SharedProduct> products;
+  size_t first = 0;  // number of the first of them
+  std::vector<Fiber*> waiting;
+};
+// A warp's part: which product, where its lanes have sums and values.
+struct WarpProduct {
+  size_t number;
   float* d[32];
   uint32_t a[32][4];
+  std::unique_ptr<Operands> operands;  // where this warp's are read alone
 };
 
 struct Warp {
@@ -79,9 +100,12 @@ struct Warp {
   };
   Fiber* lanes[32] = {};
   unsigned existing = 0, left = 0, index = 0;
+  unsigned ready = 0, turn = 0;  // lanes that can run; when the warp is asked, lower is earlier
   Meeting meetings[32];  // by the first lane of their mask
-  std::vector<Product> open;
-  std::deque<std::vector<Product>> groups;
+  Warpgroup* group = nullptr;
+  size_t asked = 0;  // products
+  std::deque<WarpProduct> products;
+  std::deque<size_t> groups;  // numbers of products at which they end
 };
 
 struct Barrier {
@@ -103,6 +127,7 @@ struct Block {
   unsigned char* memory = nullptr;  // the window
   uint32_t dynamic_bytes = 0, static_bytes = 0;
   std::vector<Warp> warps;
+  std::vector<Warpgroup> groups;
   NamedBarrier named[16];
   std::unordered_map<uint32_t, Barrier> barriers;
   std::unordered_map<const void*, uint32_t> statics;
@@ -120,7 +145,11 @@ struct Launch {
   void** args;
   Dim3 grid, block, cluster;
   uint32_t shared_bytes;
-  unsigned seed;  // 0: threads take turns in their order, 1: backwards, others: by chance
+  // Which warp runs as far as it can, the first (0, 2), the last (1, 3) or one by chance; and whether
+  // copies come as late as they may (0, 1), at once (2, 3), or by chance.
+  unsigned order;
+
+  bool at_once() const { return order == 2 || order == 3; }
 };
 
 // The thread that runs; null outside of a kernel.

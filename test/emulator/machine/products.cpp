@@ -12,7 +12,7 @@ namespace {
 
 // c [16, n] += a [16, k] b^T, b [n, k] as b_turned [k, n]: what the compiler makes vectors of.
 template <int kMostColumns>
-void multiply(float (&c)[16][kMostColumns], const float (*a)[32], const float (*b_turned)[kMostColumns], int columns,
+void multiply(float (&c)[16][kMostColumns], float (*a)[32], float (*b_turned)[kMostColumns], int columns,
               int depth) {
   for (int row = 0; row < 16; ++row) {
     float sum[kMostColumns] = {};
@@ -65,49 +65,60 @@ void read_row(const Tile& tile, int row, int element_bytes, float* to, int step)
   }
 }
 
-constexpr int kMost = 256;
-
-struct Operands {
-  float a[16][32], b[32][kMost], c[16][kMost];
-};
-
-void perform(const Product& product, const Warp& warp) {
-  static thread_local const auto held = std::make_unique<Operands>();  // too much for a fiber's stack
-  auto& [a, b, c] = *held;
-  const int depth = 32 / product.element_bytes, slab = warp.index % 4;
-  const Tile columns(product.b_tile);
-  if (product.along_columns) {
+// What a product reads of shared memory.
+std::unique_ptr<Operands> read(const Product& asked) {
+  auto operands = std::make_unique<Operands>();
+  auto& [a, b] = *operands;
+  const int depth = 32 / asked.element_bytes;
+  const Tile columns(asked.b_tile);
+  if (asked.along_columns) {
     for (int k = 0; k < depth; ++k) {
-      for (int n = 0; n < product.columns; n += 8) {
+      for (int n = 0; n < asked.columns; n += 8) {
         const uint32_t at = columns.start + n / 64 * columns.leading + k / 8 * columns.stride + k % 8 * 128 + n % 64 * 2;
         widen(columns.unit(at), 2, &b[k][n], 1);
       }
     }
   } else {
-    for (int n = 0; n < product.columns; ++n) read_row(columns, n, product.element_bytes, &b[0][n], kMost);
+    for (int n = 0; n < asked.columns; ++n) read_row(columns, n, asked.element_bytes, &b[0][n], 256);
   }
-  if (product.from_registers) {
+  if (!asked.from_registers) {
+    const Tile rows(asked.a_tile);
+    for (int row = 0; row < 64; ++row) read_row(rows, row, asked.element_bytes, a[row], 1);
+  }
+  return operands;
+}
+
+// A warp's sixteen rows of it.
+void perform(const WarpProduct& own, SharedProduct& product, int slab) {
+  static thread_local const auto c_held = std::make_unique<float[][256]>(16);  // much for a fiber's stack
+  auto& c = *reinterpret_cast<float(*)[16][256]>(c_held.get());
+  auto& [a, b] = own.operands ? *own.operands : *product.operands;
+  const Product& asked = product.asked;
+  if (asked.from_registers) {
     for (int lane = 0; lane < 32; ++lane) {
       for (int i = 0; i < 4; ++i) {
-        float* to = &a[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8];
-        to[0] = low(product.a[lane][i]);
-        to[1] = high(product.a[lane][i]);
+        float* to = &a[slab * 16 + lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8];
+        to[0] = low(own.a[lane][i]);
+        to[1] = high(own.a[lane][i]);
       }
     }
-  } else {
-    const Tile rows(product.a_tile);
-    for (int row = 0; row < 16; ++row) read_row(rows, slab * 16 + row, product.element_bytes, a[row], 1);
   }
   const auto each = [&](const auto& apply) {
     for (int lane = 0; lane < 32; ++lane) {
-      for (int i = 0; i < product.columns / 2; ++i) {
-        apply(product.d[lane][i], c[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
+      for (int i = 0; i < asked.columns / 2; ++i) {
+        apply(own.d[lane][i], c[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
       }
     }
   };
-  each([&](float& d, float& sum) { sum = product.keep ? d : 0.0f; });
-  multiply<kMost>(c, a, b, product.columns, depth);
+  each([&](float& d, float& sum) { sum = asked.keep ? d : 0.0f; });
+  multiply<256>(c, &a[slab * 16], b, asked.columns, 32 / asked.element_bytes);
   each([](float& d, float& sum) { d = sum; });
+}
+
+bool same(const Product& x, const Product& y) {
+  return x.columns == y.columns && x.element_bytes == y.element_bytes && x.keep == y.keep &&
+         x.from_registers == y.from_registers && x.along_columns == y.along_columns && x.a_tile == y.a_tile &&
+         x.b_tile == y.b_tile;
 }
 
 }  // namespace
@@ -145,28 +156,55 @@ struct Asked {
 void product(const Product& product, float* d, const uint32_t* a) {
   Asked own = {&product, d, a};
   together(0xffffffffu, "wgmma", &own, [](Warp& warp) {
-    warp.open.push_back(*static_cast<Asked*>(warp.lanes[0]->deposit)->product);
-    Product& made = warp.open.back();
+    Warpgroup& group = *warp.group;
+    const Product& asked = *static_cast<Asked*>(warp.lanes[0]->deposit)->product;
+    const size_t number = warp.asked++;
+    if (number == group.first + group.products.size()) {
+      group.products.emplace_back();
+      group.products.back().asked = asked;
+    }
+    SharedProduct& shared = group.products[number - group.first];
+    if (!same(shared.asked, asked)) fail("wgmma: the warps of a warpgroup ask for different products");
+    ++shared.warps;
+    WarpProduct& made = warp.products.emplace_back();
+    made.number = number;
+    if (launched->at_once()) made.operands = read(asked);
     for (int lane = 0; lane < 32; ++lane) {
       const auto& from = *static_cast<Asked*>(warp.lanes[lane]->deposit);
       made.d[lane] = from.d;
       if (from.a) std::memcpy(made.a[lane], from.a, sizeof made.a[lane]);
     }
+    for (Fiber* fiber : group.waiting) wake(fiber);
+    group.waiting.clear();
   });
 }
 
 void product_commit() {
-  together(0xffffffffu, "wgmma.commit_group", nullptr, [](Warp& warp) {
-    warp.groups.push_back(std::move(warp.open));
-    warp.open.clear();
-  });
+  together(0xffffffffu, "wgmma.commit_group", nullptr, [](Warp& warp) { warp.groups.push_back(warp.asked); });
 }
 
 void product_wait(size_t pending) {
   together(0xffffffffu, "wgmma.wait_group", nullptr, [pending](Warp& warp) {
+    Warpgroup& group = *warp.group;
     while (warp.groups.size() > pending) {
-      for (const Product& product : warp.groups.front()) perform(product, warp);
+      const size_t end = warp.groups.front();
       warp.groups.pop_front();
+      while (!warp.products.empty() && warp.products.front().number < end) {
+        const WarpProduct& own = warp.products.front();
+        while (group.products[own.number - group.first].warps < 4) {
+          group.waiting.push_back(current);
+          wait("wgmma.wait_group, for the other warps of the warpgroup");
+        }
+        SharedProduct& shared = group.products[own.number - group.first];
+        if (!own.operands && !shared.operands) shared.operands = read(shared.asked);
+        perform(own, shared, warp.index % 4);
+        ++shared.done;
+        warp.products.pop_front();
+        while (!group.products.empty() && group.products.front().done == 4) {
+          group.products.pop_front();
+          ++group.first;
+        }
+      }
     }
   });
 }
