@@ -171,6 +171,14 @@ def _few_queries(
     )
 
 
+def _heads_kernel(launcher: Launcher, dim: int, into: str, keys: int) -> tuple[str, int]:
+    """The kernel of many heads and few rows for runs of so many keys, and its shared memory."""
+    kernel = f"attention_heads_d{dim}_{into}"
+    if keys <= 64 and kernel in launcher.forms.kernels:
+        return launcher.forms.kernels[kernel], _SHORT_SHARED
+    return kernel, _HEADS_SHARED[dim]
+
+
 def _require_alike(key_bias: Tensor | None) -> None:
     """ContractError unless all keys count alike."""
     if key_bias is not None:
@@ -222,9 +230,7 @@ def attention_launch(
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
     if dim in _HEADS_SHARED:
-        kernel, shared = f"attention_heads_d{dim}_{into}", _HEADS_SHARED[dim]
-        if sizes[1] <= 64 and kernel in launcher.forms.kernels:
-            kernel, shared = launcher.forms.kernels[kernel], _SHORT_SHARED
+        kernel, shared = _heads_kernel(launcher, dim, into, sizes[1])
         launcher.launch(
             kernel,
             (blocks(sizes[0], 16), heads, segments),
