@@ -10,18 +10,17 @@ interface drives it, and everything here that would touch their state is refused
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from .c_interface.export import Lent, Returned
 from .capsule.state import HostState, slot_specs
 from .capsule.store import CapsuleStore, Held
 from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
-from .drawing import NoiseInputs
+from .drawing import SEEDS, NoiseInputs
 from .errors import (
-    ContractError,
     DeviceError,
     FlashRTError,
     InputError,
@@ -31,18 +30,22 @@ from .errors import (
 )
 from .guidance import Guide
 from .plan import Plan
-from .session import SEEDS, Session
+from .resident import Returned, Tenant
 from .text import check_text
 from .whole_numbers import whole_number
-from .working_set import Traffic, WorkingSet, set_buffers, set_specs
+from .working_set import Member, Traffic, WorkingSet, set_buffers, set_specs
+
+#: The kind of session that an engine makes; see resident.py.
+SessionT = TypeVar("SessionT", bound=Member)
 
 
-class Engine:
+class Engine(Generic[SessionT]):
     """Owns everything a plan needs on a device.
 
     Args:
         plan: contract, stage bodies, weights.
         device: where it runs; closed by :meth:`close`.
+        make_session: makes a session of this engine, of a name and a state.
         max_sessions: sessions that may exist at once, each with a parking slot.
         capsule_slots: capsules that may be held in the device's memory at once.
         host_slots: capsules that may be held in the host's.
@@ -54,6 +57,7 @@ class Engine:
         self,
         plan: Plan,
         device: Device,
+        make_session: Callable[[Engine[SessionT], str, HostState], SessionT],
         *,
         max_sessions: int = 4,
         capsule_slots: int = 4,
@@ -63,16 +67,17 @@ class Engine:
         self.contract = plan.contract
         self.fingerprint = plan.fingerprint
         self.processor = plan.processor
+        self.calibration = plan.calibration
         self.guide = Guide(plan.contract, plan.processor)
         self.noise = NoiseInputs(plan.contract)
         self.device = device
         self.max_sessions = max_sessions
         self.traffic = Traffic()
-        self.sessions: dict[str, Session] = {}
-        self.lent: Lent | None = None
+        self._make_session = make_session
+        self.sessions: dict[str, SessionT] = {}
+        self.lent: Tenant | None = None
         self.parked: set[str] = set()
         self.parking: dict[str, Tensor] = {}
-        self._set_of: dict[str, WorkingSet] = {}
         contract = plan.contract
         parking = slot_specs(contract, "parking", max_sessions)
         slots = slot_specs(contract, "capsule", capsule_slots)
@@ -93,6 +98,7 @@ class Engine:
                 [on_host[spec.name] for spec in hosted],
                 self.free_parking,
             )
+            self.rehearsal = self.capsules.without_bytes()
             _pack(plan, device, buffers[0])
             every = [*(memory[spec.name] for spec in (*parking, *slots)), *on_host.values()]
             self.sets = [WorkingSet(device, contract, each, plan.body, every) for each in buffers]
@@ -113,9 +119,13 @@ class Engine:
             self.check_here("capsules")
         return self.capsules
 
-    def set_of(self, session: Session) -> WorkingSet:
-        """The set of buffers that a session uses."""
-        return self._set_of[session.name]
+    def set_of(self, session: Member) -> WorkingSet:
+        """The set of buffers that a session uses; SessionError when it was dropped."""
+        if session.working is None:
+            raise SessionError(
+                f"session {session.name!r}", expected="a live session", got="one that was dropped"
+            )
+        return session.working
 
     def shape_for(self, prompt_tokens: int, views: int | None = None) -> ShapeKey:
         """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits.
@@ -132,7 +142,7 @@ class Engine:
             steps=first.steps,
         )
 
-    def session(self, name: str) -> Session:
+    def session(self, name: str) -> SessionT:
         """The session called ``name``; SessionError with the known names otherwise."""
         session = self.sessions.get(name) if isinstance(name, str) else None
         if session is None:
@@ -143,20 +153,20 @@ class Engine:
             )
         return session
 
-    def create_session(self, name: str, *, seed: int = 0, prompt: str = "") -> Session:
+    def create_session(self, name: str, *, seed: int = 0, prompt: str = "") -> SessionT:
         """A new session with nothing observed yet.
 
         SessionError on a taken or empty name, SessionLimitError beyond ``max_sessions``, InputError
         on a seed that is no whole number of 64 bits, or on the prompt.
         """
         self._claim(name)
-        session = Session(self, name, HostState(seed=_checked_seed(seed)))
+        session = self._make_session(self, name, HostState(seed=_checked_seed(seed)))
         if prompt != "":
             session.set_prompt(prompt)
         self._register(session)
         return session
 
-    def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> Session:
+    def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> SessionT:
         """A new session that starts from a capsule, or from the live state of session ``source``.
 
         It inherits prompt, seed and decision index, so its next action equals what the source's
@@ -180,7 +190,7 @@ class Engine:
             host = parent.host_state()
             if host.shape is not None:
                 copier.save(host.shape, slot, host.turn)
-        session = Session(self, name, host)
+        session = self._make_session(self, name, host)
         self._register(session)
         if host.lineage.made:
             self.parked.add(name)
@@ -190,14 +200,14 @@ class Engine:
         """Forget a session and free its parking slot; its capsules stay."""
         session = self.session(name)
         self.check_here(f"session {name!r}")
-        working = self._set_of.pop(name)
-        if working.resident is session:
+        working, session.working = session.working, None
+        if working is not None and working.resident is session:
             working.resident = None
         self.free_parking.append(self.parking.pop(name))
         self.parked.discard(name)
         del self.sessions[name]
 
-    def admit(self, session: Session, capsule: Held | None = None) -> WorkingSet:
+    def admit(self, session: Member, capsule: Held | None = None) -> WorkingSet:
         """Make ``session`` the one whose state its buffers hold, and tell which these are.
 
         Called before every use. With a ``capsule``, the state is what that holds.
@@ -205,32 +215,15 @@ class Engine:
         SessionError when it was dropped, or while the sessions are exported.
         """
         if self.lent is None:
-            working = self._set_of.get(session.name)
+            working = session.working
             if working is not None and working.resident is session:
                 if capsule is not None and capsule.host.shape is not None:
                     working.copier.load(capsule.host.shape, capsule.slot, capsule.host.turn)
                 return working
         self.check_here(f"session {session.name!r}")
-        if self.sessions.get(session.name) is not session:
-            raise SessionError(
-                f"session {session.name!r}", expected="a live session", got="one that was dropped"
-            )
         working = self.set_of(session)
         working.admit(session, self.parking, self.parked, self.traffic, capsule)
         return working
-
-    def export(self, session: Session) -> Lent:
-        """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
-        if self.contract.history is not None:
-            raise ContractError(
-                f"export of policy {self.contract.policy!r}",
-                expected="one whose decisions stand alone",
-                got="one with a history",
-            )
-        if self.lent is None:
-            self.admit(session)
-            self.lent = Lent(self)
-        return self.lent
 
     def take_back(self, seats: Sequence[Returned], traffic: Traffic) -> None:
         """Go on from what the C interface left; ``seats``: all parking slots, who has them."""
@@ -245,10 +238,11 @@ class Engine:
                 continue
             session = self.sessions.get(seat.name)
             if session is None:  # forked there
-                session = self.sessions[seat.name] = Session(self, seat.name, seat.host)
+                session = self._make_session(self, seat.name, seat.host)
+                self.sessions[seat.name] = session
             session.take_over(seat.host, seat.page)
             self.parking[seat.name] = seat.slot
-            self._set_of[seat.name] = self.sets[seat.working_set]
+            session.working = self.sets[seat.working_set]
             if seat.resident:
                 self.sets[seat.working_set].resident = session
             if seat.parked:
@@ -256,40 +250,39 @@ class Engine:
 
     def replay(
         self,
-        session: Session,
+        session: Member,
         stages: tuple[StageSpec, ...],
         shape: ShapeKey,
         *,
         variant: int = 0,
         outputs: tuple[str, ...] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> dict[str, float]:
         """Replay captured stages as one; milliseconds of each. An error voids retained state.
 
         Args:
-            session: whose state it is.
-            stages, shape, variant: what to replay.
+            session, stages, shape, variant: whose state it is, and what to replay.
             outputs: buffers that are read next.
-            meanwhile: host work to do while the device is busy.
+            meanwhile, wait: as of the device; what is not waited for has no times.
         """
         working = self.set_of(session)
         names = tuple(stage.name for stage in stages)
         program = working.programs[shape, names, min(variant, stages[-1].variants - 1)]
         read_next = [working.buffers[name] for name in outputs]
         try:
-            self.device.replay(program, outputs=read_next, meanwhile=meanwhile)
+            self.device.replay(program, outputs=read_next, meanwhile=meanwhile, wait=wait)
         except FlashRTError:
             session.ledger.forget()
             raise
         except Exception as error:
             session.ledger.forget()
             raise DeviceError(
-                f"replay of {[stage.name for stage in stages]} on device {self.device.name!r}",
-                got=repr(error),
+                f"replay of {list(names)} on device {self.device.name!r}", got=repr(error)
             ) from error
         for stage in stages:
             session.ledger.ran(stage)
-        return self.device.elapsed_ms(program)
+        return self.device.elapsed_ms(program) if wait else {}
 
     def program(self, shape: ShapeKey, stages: tuple[str, ...], variant: int = 0) -> Program:
         """The captured program of ``stages`` for ``shape``, over the first set's buffers.
@@ -311,7 +304,8 @@ class Engine:
             if self.lent is not None:
                 self.lent.take_back()
         finally:
-            self.sessions.clear()
+            while self.sessions:
+                self.sessions.popitem()[1].working = None
             for working in self.sets:
                 working.resident = None
             self.device.close()
@@ -358,11 +352,11 @@ class Engine:
                 remedy="drop a session or raise max_sessions",
             )
 
-    def _register(self, session: Session) -> None:
+    def _register(self, session: SessionT) -> None:
         working = self.sets[0]
         if len(self.sets) > 1:
-            working = min(self.sets, key=list(self._set_of.values()).count)
-        self._set_of[session.name] = working
+            working = min(self.sets, key=[s.working for s in self.sessions.values()].count)
+        session.working = working
         self.parking[session.name] = self.free_parking.pop()
         self.sessions[session.name] = session
 
@@ -385,10 +379,11 @@ def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
         ) from error
 
 
-def describe(engine: Engine) -> dict[str, object]:
-    """Numbers for diagnostics: sessions, what their switches cost, capsules, bytes."""
+def describe(engine: Engine[SessionT]) -> dict[str, object]:
+    """What diagnostics shows: scales in use, sessions, cost of their switches, capsules, bytes."""
     store = engine.capsules
     return {
+        "calibration": engine.calibration,
         "sessions": sorted(engine.sessions),
         "session_switches": engine.traffic.switches,
         "session_bytes_moved": engine.traffic.nbytes,

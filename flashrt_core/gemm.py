@@ -163,7 +163,7 @@ def linear(
             residual, R = tokens of a view for a position table). None: nothing is added.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
         weight_scale: float32, of a quantised ``weight``: [1] beside an ``x`` with a scale, [N] (a
-            row's) beside one without.
+            row's) beside one without, [N, K/run] of four bits (four_bits.py).
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:

@@ -6,7 +6,7 @@ Sizes and offsets only; :mod:`flashrt_core.images` makes pictures of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -127,6 +127,19 @@ class ImageLayout:
     def __str__(self) -> str:
         size = f"{self.width} x {self.height} {self.encoding}"
         return f"{self.nbytes} bytes (step {self.step} x {self.rows} rows, {size})"
+
+
+def layout_of(encoding: str, height: int, width: int, step: int, big_endian: bool) -> ImageLayout:
+    """:meth:`ImageLayout.of`, and quick where that was asked before: cameras repeat themselves."""
+    try:
+        return _layout_of(encoding, height, width, step, big_endian)
+    except TypeError:  # no hash: one of them is nothing that a field can be
+        return ImageLayout.of(encoding, height, width, step, big_endian)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _layout_of(encoding: str, height: int, width: int, step: int, big_endian: bool) -> ImageLayout:
+    return ImageLayout.of(encoding, height, width, step, big_endian)
 
 
 def bytes_of(data: Any, what: str = "image data") -> np.ndarray:

@@ -23,6 +23,7 @@ from flashrt_core.image_layout import (
     TABLE,
     ImageLayout,
     bytes_of,
+    layout_of,
     opencv,
     resolve_encoding,
 )
@@ -84,7 +85,7 @@ def check_image(message: RawImage, required: str = "") -> ImageLayout:
             row, data of another length than ``step`` x rows, or OpenCV needed and not installed.
     """
     name = resolve_encoding(message.encoding, required)
-    layout = ImageLayout.of(
+    layout = layout_of(
         name, message.height, message.width, message.step, bool(message.is_bigendian)
     )
     found = bytes_of(message.data).size
@@ -114,7 +115,7 @@ class Frame:
         if not isinstance(self.layout, ImageLayout):
             raise ImageError("image layout", expected="an ImageLayout", got=repr(self.layout))
         own = self.layout
-        layout = ImageLayout.of(own.encoding, own.height, own.width, own.step, own.big_endian)
+        layout = layout_of(own.encoding, own.height, own.width, own.step, own.big_endian)
         if layout != own:
             raise ImageError("image layout", expected=layout, got=own)
         if self.rotation_deg not in ROTATIONS_DEG:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from .calibration.artifact import Calibration, find_calibration, key_of
 from .checkpoint import Progress
 from .contract import Contract, ShapeKey
 from .devices import Device, open_device
@@ -18,11 +17,12 @@ from .errors import OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
 from .load_checks import absent_views, check_overlap, check_reference, views_in_use
-from .load_options import LoadOptions, calibrate_command, checked
+from .load_options import LoadOptions, calibrate_command, checked, plans_of
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
 from .policies.sizes import sized
 from .precision import Precision
+from .scales import Calibration, find_calibration, key_of
 from .session import Session
 from .weights import TensorSource, checkpoint_path, open_weights
 
@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "load",
     "make_plan",
+    "plans_of",
     "precision_of",
     "processor_of",
     "qualifier",
@@ -56,6 +57,7 @@ class Description:
         config: the policy's, a dataclass.
         transforms: identity of the host-side transforms; empty while something is missing.
         fingerprint: of the plan; None while something is missing.
+        calibration: which one, for people; "none" where the plan needs or finds none.
         missing: what :func:`load` would refuse, when the host-side transforms cannot be made of the
             options; None when they can.
     """
@@ -65,6 +67,7 @@ class Description:
     config: Any
     transforms: Mapping[str, str]
     fingerprint: Fingerprint | None
+    calibration: str
     missing: OptionError | None
 
 
@@ -127,9 +130,11 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
     calibration = _calibration(options, choice, identity, processor)
 
     def pack(buffers: dict[str, Tensor]) -> None:
-        policy.pack(config, source, buffers)
-        if calibration is not None:
-            calibration.fill(policy.sites, buffers)
+        if calibration is None:
+            policy.pack(config, source, buffers)
+            return
+        policy.pack(config, source, buffers | calibration.importances(policy.sites, buffers))
+        calibration.fill(policy.sites, buffers)
 
     return Plan(
         contract=choice.contract,
@@ -137,6 +142,7 @@ def make_plan(options: LoadOptions, device: Device, progress: Progress | None = 
         processor=processor,
         body=lambda *which: policy.body(config, choice.contract, *which),
         pack=pack,
+        calibration=_told(calibration),
     )
 
 
@@ -146,6 +152,7 @@ def start(plan: Plan, device: Device, options: LoadOptions) -> Session:
     engine = Engine(
         plan,
         device,
+        Session,
         max_sessions=options.max_sessions,
         capsule_slots=options.capsule_slots,
         host_slots=options.host_slots,
@@ -166,7 +173,7 @@ def describe(options: LoadOptions) -> Description:
     try:
         source = _source(options, choice)
         transforms: Mapping[str, str] = {}
-        identity, missing = None, None
+        identity, missing, calibration = None, None, None
         try:
             processor = _processor(options, choice)
         except OptionError as error:
@@ -181,7 +188,13 @@ def describe(options: LoadOptions) -> Description:
             else:
                 identity = identity if calibration is None else _calibrated(identity, calibration)
         return Description(
-            choice.contract, choice.deployment, choice.config, transforms, identity, missing
+            choice.contract,
+            choice.deployment,
+            choice.config,
+            transforms,
+            identity,
+            _told(calibration),
+            missing,
         )
     finally:
         device.close()
@@ -199,7 +212,7 @@ def check_loadable(options: LoadOptions) -> Contract:
     try:
         source = _source(options, choice)
         processor = _processor(options, choice)
-        if choice.precision.calibrated:
+        if choice.precision.calibrated or options.calibration is not None:
             identity = _identity(choice, device, source, processor)
             _calibration(options, choice, identity, processor)
         return choice.contract
@@ -278,7 +291,7 @@ def _processor(options: LoadOptions, choice: _Choice) -> Processor:
 def _calibration(
     options: LoadOptions, choice: _Choice, identity: Fingerprint, processor: Processor
 ) -> Calibration | None:
-    if not choice.precision.calibrated:
+    if not choice.precision.observed:
         return None
     config = choice.policy.of_activations(choice.config)
     key = key_of(
@@ -289,6 +302,10 @@ def _calibration(
         encoding=processor.encoding,
     )
     return find_calibration(options.calibration, key, choice.precision, calibrate_command(options))
+
+
+def _told(calibration: Calibration | None) -> str:
+    return "none" if calibration is None else str(calibration)
 
 
 def _calibrated(identity: Fingerprint, calibration: Calibration) -> Fingerprint:

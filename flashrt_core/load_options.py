@@ -95,6 +95,12 @@ class LoadOptions:
     real_time_chunking: bool = False
 
 
+def plans_of(options: LoadOptions) -> list[LoadOptions]:
+    """One for each of the precision plans that it names, separated by commas; each once."""
+    names = dict.fromkeys(name.strip() for name in str(options.precision).split(","))
+    return [replace(options, precision=name) for name in names]
+
+
 def calibrate_command(options: LoadOptions, npz: str = "FILE") -> str:
     """The command that makes the calibration of a plan of the observations in a file."""
     words = ["flashrt", "calibrate", options.policy, "--checkpoint", str(options.checkpoint)]

@@ -6,15 +6,16 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import InputError, OptionError
+from .errors import InputError, NumericsError, OptionError, ShapeKeyError
 from .images import Frame
 from .outputs import whole_file
-from .policies.base import Observation
+from .policies.base import Observation, Prepared
 from .session import SEEDS
 
 Array = np.ndarray[Any, Any]
@@ -110,7 +111,8 @@ def write_observations(samples: Sequence[Sample], path: Path) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def _pixels(image: Array | Frame) -> Array:
+def _pixels(image: Array | Frame | Prepared) -> Array:
+    image = image.image if isinstance(image, Prepared) else image
     return image.rgb() if isinstance(image, Frame) else image
 
 
@@ -127,11 +129,25 @@ def digest_of(sample: Sample) -> str:
     return digest.hexdigest()
 
 
-def require_apart(sample: Sample, used: frozenset[str], index: int) -> None:
+def number_of(count: int, origin: str) -> str:
+    """Which of several observations it is, for messages: ``observation 3 of npz: robot.npz``."""
+    return f"observation {count} of {origin}" if origin else f"observation {count}"
+
+
+@contextmanager
+def naming(observation: str) -> Iterator[None]:
+    """What is refused of an observation names it: ``observation 3 of npz: robot.npz, state[2]``."""
+    try:
+        yield
+    except (InputError, NumericsError, ShapeKeyError) as error:
+        raise error.reworded(f"{observation}, {error.what}") from error
+
+
+def require_apart(sample: Sample, used: frozenset[str], name: str) -> None:
     """InputError when an observation to compare on is one that was calibrated on."""
     if digest_of(sample) in used:
         raise InputError(
-            f"observation {index}",
+            name,
             expected="one that the plan was not calibrated on",
             got="one of its calibration's",
             remedy="compare on other observations (another --seed or file)",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,21 @@ def check_folder(option: str, path: Path, *, new: bool = False) -> Path:
             remedy="name another" if new else "name a folder of yours",
         ) from error
     return path
+
+
+def folder_problem(folder: Path, *, private: bool = False) -> str | None:
+    """Why no file can be written in a folder, None where one can; the folder is made.
+
+    ``private``: it must be this user's, as in a place where everybody may make folders.
+    """
+    try:
+        folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        if private and (folder.is_symlink() or folder.stat().st_uid != os.geteuid()):
+            return "it belongs to somebody else"
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except (OSError, ValueError) as error:  # ValueError: what is no path
+        return getattr(error, "strerror", None) or str(error)
 
 
 def check_figure(option: str, path: Path) -> Path:

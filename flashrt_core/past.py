@@ -11,7 +11,7 @@ from .capsule.state import HostState
 from .contract import Contract, HistorySpec
 from .errors import CapsuleError, InputError, SessionError, StaleStateError
 from .images import Frame
-from .policies.base import HistoryProcessor, Observation, Processor, as_array
+from .policies.base import HistoryProcessor, Observation, Prepared, Processor, as_array
 
 Array = np.ndarray[Any, Any]
 
@@ -27,15 +27,17 @@ class Past:
     def __init__(self, contract: Contract, processor: Processor) -> None:
         self._contract = contract
         self._processor: Any = processor
-        self._seen: list[dict[str, Array]] = []
+        self.seen: list[dict[str, Array]] = []  # pictures of the chunk under way
         self._observed = False  # the windows of the next decision are written
 
     def clear(self) -> None:
         """A chunk ended, or is taken back."""
-        self._seen.clear()
+        self.seen.clear()
         self._observed = False
 
-    def record(self, images: Mapping[str, Array | Frame], turn: int, session: str) -> None:
+    def record(
+        self, images: Mapping[str, Array | Frame | Prepared], turn: int, session: str
+    ) -> None:
         """Keeps a picture of every camera; InputError where none is expected now."""
         history = self._contract.history
         if history is None:
@@ -45,7 +47,7 @@ class Past:
                 got=repr(self._contract.policy),
             )
         most = history.pictures[history.variant(turn)] - 1 if turn else 0
-        if len(self._seen) >= most:
+        if len(self.seen) >= most:
             raise InputError(
                 f"pictures since the last decision of session {session!r}",
                 expected=f"{most} before the observation that is decided on",
@@ -53,15 +55,15 @@ class Past:
                 remedy="decide, or restart() for a new episode",
             )
         made: HistoryProcessor = self._processor
-        self._seen.append(made.encode_pictures(images))
+        self.seen.append(made.encode_pictures(images))
 
     def check_boundary(self, what: str) -> None:
         """CapsuleError about ``what`` in the middle of a chunk."""
-        if self._seen:
+        if self.seen:
             raise CapsuleError(
                 what,
                 expected="a session at the end of a chunk",
-                got=f"one with {len(self._seen)} pictures of a chunk under way",
+                got=f"one with {len(self.seen)} pictures of a chunk under way",
                 remedy="do it right after a decision",
             )
 
@@ -117,18 +119,18 @@ class Past:
                 raise InputError("executed rows", expected="none: decisions stand alone", got=1)
             return dict(values)
         expected = history.pictures[history.variant(host.turn)]
-        if len(self._seen) + 1 != expected:
+        if len(self.seen) + 1 != expected:
             raise InputError(
                 "pictures since the last decision",
                 expected=f"{expected} of each camera, one every {history.stride} executed rows, "
                 "the observation last: decisions start where a chunk ends",
-                got=len(self._seen) + 1,
+                got=len(self.seen) + 1,
                 remedy="record() each while the chunk is executed, or restart()",
             )
         joined = dict(values) | {history.executed: self._executed(history, host, executed)}
         for name in history.pictured:
             window = np.zeros(self._contract.input(name).shape, values[name].dtype)
-            for index, each in enumerate((*self._seen, values)):
+            for index, each in enumerate((*self.seen, values)):
                 window[index] = each[name]
             joined[name] = window
         self._observed = True

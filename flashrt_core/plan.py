@@ -22,3 +22,4 @@ class Plan:
     processor: Processor
     body: MakeBody  # stage name, shape (and variant of a history) -> its body over ops
     pack: Callable[[dict[str, Tensor]], None]  # fills the static buffers
+    calibration: str = "none"  # which one the scales come from, for people

@@ -63,6 +63,7 @@ class Site:
         formats: low-bit formats that it may have.
         shared: static buffer of the same weights that other products read, too, in the plan's base;
             where the site has the base, it does without one of its own. Empty: none.
+        stage: where it is, of the sites that share a weight; empty: in every other stage.
         rows_scaled: whoever multiplies two E4M3 operands can multiply by a scale for each row of
             the weight. A library product cannot, not at its full speed.
     """
@@ -73,11 +74,17 @@ class Site:
     formats: tuple[Format, ...] = (Format.FP8, Format.W8A16, Format.I8A16)
     rows_scaled: bool = True
     shared: str = ""
+    stage: str = ""
 
     @property
     def weight_scale(self) -> str:
         """Buffer of its weights' scales, float32: the weights' shape without K, or 1 for N."""
         return f"{self.weight}_scale"
+
+    @property
+    def importance(self) -> str:
+        """While weights are packed: how much their columns count, [layers, K] float32."""
+        return f"{self.weight}_importance"
 
     def scales(self, form: Format, rows: int) -> int:
         """Scales of a weight of N ``rows`` in a low-bit format: N, or one for all."""
@@ -119,6 +126,14 @@ class Precision:
     def calibrated(self) -> tuple[str, ...]:
         """Sites whose input needs a calibrated scale."""
         return tuple(name for name, form in self.sites.items() if form is Format.FP8)
+
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Sites that a calibration serves: those that need one, and those whose four bits it makes
+        better.
+        """
+        served = (Format.FP8, Format.W4A16)
+        return tuple(name for name, form in self.sites.items() if form in served)
 
     @property
     def tier(self) -> str:

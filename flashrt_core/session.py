@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from .c_interface.export import Export
+from .c_interface.export import Export, lend
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .decision import Decision, check_finite
 from .drawing import NOISE, SEEDS, Noise, checked_value, noise_for
+from .engine import Engine
 from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
 from .freshness import Ledger, Page
 from .guidance import Previous
 from .images import Frame
 from .past import Past
-from .policies.base import Observation, Processor
+from .policies.base import Observation, Prepared, Processor
+from .snapshots import meanwhile, save
 from .text import check_text
 from .whole_numbers import whole_number
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .working_set import WorkingSet
 
 __all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
 
@@ -44,10 +44,11 @@ ACTIONS = "actions"
 class Session:
     """Created by :class:`~flashrt_core.engine.Engine`, never directly."""
 
-    def __init__(self, engine: Engine, name: str, host: HostState) -> None:
+    def __init__(self, engine: Engine[Session], name: str, host: HostState) -> None:
         self.name = name
         self.engine = engine
         self.ledger = Ledger(engine.contract, host.lineage)
+        self.working: WorkingSet | None = None  # whose buffers it uses; None once it is dropped
         self._host = host
         self.past = Past(engine.contract, engine.processor)
 
@@ -115,7 +116,7 @@ class Session:
         self.past.clear()
         self._host = replace(self._host, turn=0, raw=None)
 
-    def record(self, images: Mapping[str, Array | Frame]) -> None:
+    def record(self, images: Mapping[str, Array | Frame | Prepared]) -> None:
         """Keep what cameras see while a chunk is executed, one picture every so many rows.
 
         The last one of a chunk is part of the observation. InputError where none is expected.
@@ -157,9 +158,7 @@ class Session:
         self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(
-            self._host,
-            stamp_ns=stamp_ns,
-            robot_state=None if state is None else frozen(state),
+            self._host, stamp_ns=stamp_ns, robot_state=None if state is None else frozen(state)
         )
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -268,10 +267,7 @@ class Session:
 
     def snapshot(self, name: str) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        self.past.check_boundary(f"capsule {name!r}")
-        engine = self.engine
-        copier = engine.admit(self).copier
-        return engine.capsules.save(name, self.name, self.host_state(), copier)
+        return save(self.engine, self, self.engine.capsules, name, self.name)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.
@@ -292,7 +288,7 @@ class Session:
         use or change their state here raises SessionError. ContractError or DeviceError where the
         plan or this installation cannot be exported; nothing changes then.
         """
-        return self.engine.export(self).open(self)
+        return lend(self.engine, self).open(self)
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
@@ -352,19 +348,20 @@ class Session:
         for name in names:
             self._fill(self.contract.input(name), values[name])
         self.ledger.check(transform)
-        self.engine.replay(self, (transform,), self._shape())
+        # Not waited for: whatever reads the product comes behind it.
+        self.engine.replay(self, (transform,), self._shape(), wait=False)
         kept = {name: frozen(values[name]) for name in names}
         self._host = replace(self._host, staged={**others, **kept})
 
     def _replay_last(self, stages: tuple[StageSpec, ...], variant: int = 0) -> dict[str, float]:
-        """Replay the stages that end in actions; meanwhile the next decision's noise is drawn."""
+        """Replay the stages that end in actions."""
         return self.engine.replay(
             self,
             stages,
             self._shape(),
             variant=variant,
             outputs=(self.contract.output(ACTIONS).buffer,),
-            meanwhile=partial(self.engine.noise.drawn, self._host.seed, self._host.decisions + 1),
+            meanwhile=partial(meanwhile, self.engine, self),
         )
 
     def _write_noise(self, noise: Noise | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,9 +18,7 @@ from .contract import BufferSpec, Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane, Segment
 from .kernels.op import Lane
-
-if TYPE_CHECKING:
-    from .session import Session
+from .resident import Resident
 
 StageBody = Callable[[Lane, Mapping[str, Tensor]], None]
 #: By shape, stages and, for a policy with a history, their variant.
@@ -40,6 +38,16 @@ class Traffic:
 
     switches: int = 0
     nbytes: int = 0
+
+
+class Member(Resident, Protocol):
+    """A session that uses a set.
+
+    Attributes:
+        working: the set whose buffers it uses; None once the session is dropped.
+    """
+
+    working: WorkingSet | None
 
 
 class WorkingSet:
@@ -63,12 +71,12 @@ class WorkingSet:
     ) -> None:
         self.buffers = buffers
         self.copier = RegionCopier(device, contract, buffers, slots)
-        self.resident: Session | None = None
+        self.resident: Resident | None = None
         self.programs = _capture(device, contract, buffers, body)
 
     def admit(
         self,
-        session: Session,
+        session: Resident,
         parking: Mapping[str, Tensor],
         parked: set[str],
         traffic: Traffic,

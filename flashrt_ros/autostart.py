@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from rclpy.lifecycle import TransitionCallbackReturn
+
+from flashrt_ros.own_name import REMEDY
 
 #: Name of the parameter.
 AUTOSTART = "autostart"
@@ -19,7 +22,8 @@ class Autostart:
 
     Inside of the node rather than in a launch file: a request from outside can reach the process
     that was killed a moment ago, whose services are still known, and is then never answered. Where
-    a process died, its name is waited for; any other failure is told once and left to a person.
+    another process has the name, it is waited for, unless it waits as well and started later: of
+    two, one must go on. Any other failure is told once and left to a person.
 
     Args:
         node: has ``state``, ``parameters``, ``own_name`` and rclpy's triggers.
@@ -42,18 +46,24 @@ class Autostart:
         self._timer.cancel()
         if node.state != "unconfigured":  # somebody was faster
             return
-        if node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
-            node.trigger_activate()
+        with node.own_name.going_first() if node.own_name.first() else nullcontext():
+            if node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+                node.trigger_activate()
 
     def _waits_for_name(self) -> bool:
         name = self._node.own_name
         if name.free() or time.monotonic() - self._began_s > _NAME_WAIT_S:
             return False
-        if name.others() and not self._told:
-            self._told = True
+        own = f"the name '{self._node.get_fully_qualified_name()}'"
+        if name.first():
             self._node.get_logger().warning(
-                f"waiting up to {_NAME_WAIT_S:g} s for the name"
-                f" '{self._node.get_fully_qualified_name()}': another node, or a process that was"
-                " killed, has it"
+                f"{name.who()} started later with {own} and waits for this one: stop it, or start"
+                " it under a name of its own"
             )
+            return False
+        if name.others() and not self._told and name.settled():
+            self._told = True
+            who = name.who()
+            has = f"{who} has it; {REMEDY}" if who else "another node or a killed process has it"
+            self._node.get_logger().warning(f"waiting up to {_NAME_WAIT_S:g} s for {own}: {has}")
         return True

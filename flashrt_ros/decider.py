@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from std_msgs.msg import Header
 
-from flashrt_core.errors import NumericsError
+from flashrt_core.errors import FlashRTError, NumericsError
 from flashrt_core.guidance import Previous
 from flashrt_core.load import MAIN
 from flashrt_core.policies.base import Observation
+from flashrt_core.preparation import prepare
 from flashrt_core.session import Decision, Session
 from flashrt_ros.episode import Episode
 from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.ingest import NOTHING, Ingest
+from flashrt_ros.inputs import RefusedError, Sample
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.parameters import NodeConfig
+from flashrt_ros.sensors import CameraInput
 from flashrt_ros.stamps import SECOND, duration_message, time_message
 from flashrt_ros.statistics import Statistics, Timing
 
@@ -83,6 +85,8 @@ class Decider:
         self._fingerprint = session.fingerprint.digest
         self._dt = duration_message(round(config.action_dt_s * SECOND))
         self._horizon = max(session.contract.shapes).horizon
+        self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
+        self._blank: ActionChunk | None = self._blank_chunk()
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
         history = session.contract.history
         #: Where decisions build on each other, the main session's chunk under way; else None.
@@ -126,7 +130,7 @@ class Decider:
         previous: Previous | None = None
         if not reuse_context:
             now_ns = self._outlet.now_ns()
-            gathered = self._ingest.gather(now_ns, not_before)
+            gathered = self._ingest.gather(now_ns, not_before, self._made())
             image_age_ns = now_ns - gathered.newest_image_ns
             self._look_late(session, gathered.observation, now_ns)
             session.observe(gathered.observation, executed=executed)
@@ -150,6 +154,23 @@ class Decider:
         if session_name == MAIN and self._outlet.open():
             self._publish(chunk, decision, marks)
         return chunk
+
+    def prepare(self, camera: CameraInput) -> None:
+        """Make the newest image of a camera ready for a decision that waits for other cameras."""
+        sample = camera.select(self._outlet.now_ns())
+        if sample is None:
+            return
+        try:
+            session, slot = self._engine.session(MAIN), camera.config.slot
+            image = prepare(session, slot, camera.convert(sample))
+        except (RefusedError, FlashRTError):
+            return  # the decision finds it, too, and says so
+        self._prepared[camera.name] = sample, image
+
+    def _made(self) -> dict[Sample, Any]:
+        """What was made ready, by sample; a decision takes it away."""
+        made, self._prepared = self._prepared, {}
+        return dict(made.values())
 
     def look(self) -> None:
         """Keep the picture of every camera that is due on the way through a chunk.
@@ -217,11 +238,13 @@ class Decider:
     def _chunk(
         self, session_name: str, decision: Decision, oldest_ns: int, marks: _Marks
     ) -> ActionChunk:
-        config = self._config
-        horizon, action_dim = decision.actions.shape
-        stamp = time_message(decision.stamp_ns)
+        chunk, self._blank = self._blank or self._blank_chunk(), None
+        chunk.session, chunk.sequence = session_name, decision.index
+        chunk.horizon, chunk.action_dim = decision.actions.shape
+        chunk.header.stamp = stamp = time_message(decision.stamp_ns)
         data = array.array("f")
         data.frombytes(decision.actions.tobytes())
+        chunk.data = data
         now_ns = self._outlet.now_ns()
         # Row 0 answers the observation: a late chunk is entered at the row that is due now. Where
         # decisions build on each other every row is executed, from now on.
@@ -230,22 +253,25 @@ class Decider:
             first = time_message(now_ns)
             if session_name == MAIN:
                 self.episode.begin(now_ns, self._engine.session(MAIN).turn - 1)
+        chunk.first_action_stamp = first
+        chunk.observation_age = duration_message(now_ns - oldest_ns)
+        chunk.inference_time = duration_message(marks.decided - marks.start)
+        chunk.generated = time_message(now_ns)
+        return chunk
+
+    def _blank_chunk(self) -> ActionChunk:
+        """A new chunk with all that is the same in every one.
+
+        A message is made of a dozen others, which takes longer than to fill it: so the next one is
+        made behind a decision, where nobody waits.
+        """
+        config = self._config
         return ActionChunk(
-            header=Header(stamp=stamp),
             policy=config.policy,
             fingerprint=self._fingerprint,
-            session=session_name,
-            sequence=decision.index,
             action_names=list(config.action_names),
             action_kind=config.action_kind,
-            horizon=horizon,
-            action_dim=action_dim,
-            data=data,
             dt=self._dt,
-            first_action_stamp=first,
-            observation_age=duration_message(now_ns - oldest_ns),
-            inference_time=duration_message(marks.decided - marks.start),
-            generated=time_message(now_ns),
         )
 
     def _publish(self, chunk: Any, decision: Decision, marks: _Marks) -> None:
@@ -274,6 +300,7 @@ class Decider:
                 **vars(timing),
             )
         )
+        self._blank = self._blank_chunk()
 
 
 def _check_units(decision: Decision, session_name: str) -> None:

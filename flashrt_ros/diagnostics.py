@@ -128,8 +128,10 @@ class Diagnostics:
             "nodes_of_this_name": twins + 1,
         }
         if runtime is not None:
-            values |= {"policy": runtime.config.policy, "fingerprint": runtime.fingerprint}
-            values |= {"device": runtime.config.device, "precision": runtime.config.precision}
+            config = runtime.config
+            values |= {"policy": config.policy, "checkpoint": config.checkpoint}
+            values |= {"fingerprint": runtime.fingerprint}
+            values |= {"device": config.device, "precision": config.precision}
             values |= runtime.engine_view
         if twins:
             name = node.get_fully_qualified_name()

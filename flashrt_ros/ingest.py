@@ -19,6 +19,7 @@ from flashrt_ros.stamps import SECOND, in_seconds
 # Ages of this size on every input mean two different clocks, not slow sensors.
 FOREIGN_CLOCK_NS = 60 * SECOND
 NOTHING: Mapping[str, int] = MappingProxyType({})
+UNMADE: Mapping[Sample, Any] = MappingProxyType({})
 
 Choice = dict[str, Sample]  # input name -> the sample to use
 
@@ -80,18 +81,24 @@ class Ingest:
         """Count a message that could not even be read."""
         self._on_refusal(target, target.refuse(refusal))
 
-    def gather(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> Gathered:
+    def gather(
+        self,
+        now_ns: int,
+        not_before: Mapping[str, int] = NOTHING,
+        made: Mapping[Sample, Any] = UNMADE,
+    ) -> Gathered:
         """The newest usable sample of every input, or a set of one moment, converted.
 
         Args:
             now_ns: the time that ages count from.
             not_before: input name -> the least stamp (ns) that will do.
+            made: what samples were converted to already.
 
         Raises:
             StaleInputError: some input has none, or they are too far apart. All are looked at
                 before any is converted.
         """
-        values: dict[Sample, Any] = {}  # what was converted stays so when another is not readable
+        values = dict(made)  # what was converted stays so when another is not readable
         while True:
             choice = self.choose(now_ns, not_before)
             if isinstance(choice, StaleInputError):
@@ -118,13 +125,16 @@ class Ingest:
         Cameras that may be missing are left out where they are, or where they are what keeps the
         rest from fitting together; one camera must be left.
         """
-        if stale := self.unusable(now_ns, not_before):
+        usable: dict[str, list[Sample]] = {}
+        absent: list[Input] = []
+        for name, item in self.inputs.items():
+            found = item.candidates(now_ns, not_before.get(name, 0))
+            if found:
+                usable[name] = found
+            else:
+                absent.append(item)
+        if absent and (stale := self._needed(absent, not_before)):
             return self.stale_error(stale, now_ns)
-        usable = {
-            name: found
-            for name, item in self.inputs.items()
-            if (found := item.candidates(now_ns, not_before.get(name, 0)))
-        }
         if not self._max_skew_ns:
             return newest(usable)
         for names in self._sets(usable, not_before):
@@ -146,10 +156,7 @@ class Ingest:
             for name, item in self.inputs.items()
             if item.select(now_ns, not_before.get(name, 0)) is None
         ]
-        blind = all(camera in absent for camera in self.cameras)
-        return [
-            item for item in absent if blind or item.on_missing != HOLD or item.name in not_before
-        ]
+        return self._needed(absent, not_before)
 
     def stopping(self, now_ns: int, not_before: Mapping[str, int] = NOTHING) -> list[Input]:
         """Inputs that are missing and stop the node by that; not those that a stamp is asked of."""
@@ -174,6 +181,13 @@ class Ingest:
         """Drop every sample; after a jump of the clock."""
         for item in self.inputs.values():
             item.forget()
+
+    def _needed(self, absent: Sequence[Input], not_before: Mapping[str, int]) -> list[Input]:
+        """Those of the inputs without a sample that a decision cannot do without."""
+        blind = all(camera in absent for camera in self.cameras)
+        return [
+            item for item in absent if blind or item.on_missing != HOLD or item.name in not_before
+        ]
 
     def _convert(self, choice: Choice, values: dict[Sample, Any]) -> bool:
         """Convert what is not yet; False where a sample proved unusable, and is gone."""

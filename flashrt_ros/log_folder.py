@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from flashrt_core.errors import OptionError
+from flashrt_core.outputs import folder_problem
 
 _VARIABLE = "ROS_LOG_DIR"
 
@@ -31,11 +32,11 @@ def ensure_log_folder(
     """
     own = environment.get(_VARIABLE, "")
     usual = _usual(environment)
-    problem = "no home folder is known" if usual is None else _problem(usual)
+    problem = "no home folder is known" if usual is None else folder_problem(usual)
     if problem is None:
         return
     other = Path(tempfile.gettempdir()) / f"flashrt-{os.geteuid()}-ros-log"
-    if own or (nothing_else := _problem(other, private=True)):
+    if own or (nothing_else := folder_problem(other, private=True)):
         raise OptionError(
             f"environment variable '{_VARIABLE}'",
             expected="a folder that can be written, for the logs of ROS",
@@ -61,15 +62,3 @@ def _usual(environment: MutableMapping[str, str]) -> Path | None:
     if folder := environment.get("ROS_HOME"):
         return Path(home + folder[1:] if home and folder.startswith("~") else folder) / "log"
     return Path(home) / ".ros" / "log" if home else None
-
-
-def _problem(folder: Path, *, private: bool = False) -> str | None:
-    """Why no file can be written in a folder, None where one can; the folder is made."""
-    try:
-        folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
-        if private and (folder.is_symlink() or folder.stat().st_uid != os.geteuid()):
-            return "it belongs to somebody else"
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except (OSError, ValueError) as error:  # ValueError: what is no path
-        return getattr(error, "strerror", None) or str(error)

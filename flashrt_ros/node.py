@@ -16,7 +16,7 @@ from typing import Any
 import rclpy
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import NameValidationException, ParameterException
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -31,6 +31,7 @@ from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import WrongStateError
+from flashrt_ros.executor import InputsFirst
 from flashrt_ros.log_folder import ensure_log_folder
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.own_name import OwnName
@@ -64,7 +65,8 @@ class PolicyNode(LifecycleNode):
         super().__init__(name, **kwargs)
         self.idle = tuple(idle)
         self._config: NodeConfig | None = None
-        self.own_name = OwnName(self)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.own_name = OwnName(self, steady)
         self.runtime: Runtime | None = None
         self.configure_failures = 0
         self.callback_errors = 0
@@ -86,7 +88,6 @@ class PolicyNode(LifecycleNode):
         )
         # Not `_services`: rclpy keeps its own list under that name.
         self._policy_services = Services(self)
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.diagnostics = Diagnostics(self, steady)
         self._autostart = Autostart(self, steady)
 
@@ -114,7 +115,9 @@ class PolicyNode(LifecycleNode):
             )
 
         result = self._guarded("configure", configure)
-        self.configure_failures += result != TransitionCallbackReturn.SUCCESS
+        if result != TransitionCallbackReturn.SUCCESS:
+            self.configure_failures += 1
+            self.own_name.release()
         return result
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -153,6 +156,7 @@ class PolicyNode(LifecycleNode):
     def teardown(self) -> None:
         """Release what configure made. The one way down; harmless when there is nothing."""
         runtime, self.runtime = self.runtime, None
+        self.own_name.release()
         if runtime is not None:
             runtime.close()
         for entity in self._managed_entities:
@@ -224,7 +228,7 @@ def spin(node: PolicyNode, stop: threading.Event) -> int:
 
     An exception in a callback is logged, not fatal.
     """
-    executor = SingleThreadedExecutor()
+    executor = InputsFirst()
     executor.add_node(node)
     failures = 0
     try:

@@ -117,9 +117,8 @@ class Runtime:
         for item in self.ingest.inputs.values():
             whose = (item, self.ingest, self._outlet.now_ns, self._arrived, self.edge_log)
             release(self.node.destroy_subscription, subscribe(self.node, *whose))
-        self._fresh = FreshImages(
-            self.node, self.ingest.cameras, config.sync_fresh_images_s, self._decide
-        )
+        fresh = (self.ingest.cameras, config.sync_fresh_images_s, self._decide, self.worker)
+        self._fresh = FreshImages(self.node, *fresh, lambda camera: self.decider.prepare(camera))
         prompts = PromptTopic(
             self.node,
             self.worker,
@@ -305,8 +304,8 @@ class Runtime:
 
     def _arrived(self) -> None:
         """A message was taken: on the executor thread, whoever brings what is waited for."""
+        self._fresh.poll()  # first: the robot waits for it
         self.waiters.poll()
-        self._fresh.poll()
         if self._timer is not None and not self.deciding:
             self._looker.poll()
 

@@ -64,10 +64,12 @@ class CameraInput(Input):
         if config.compressed:
             rgb: np.ndarray = sample.value
             return rgb
-        take: Callable[..., np.ndarray | images.Frame]
-        take = images.frame_of if self._raw else images.to_rgb
+        frame: images.Frame = sample.value
         try:
-            return take(sample.value, config.encoding, config.rotation_deg)
+            if not self._raw:
+                return frame.rgb()
+            frame.raw()  # its bytes are still there
+            return frame
         except ImageError as error:
             raise RefusedError("decode", str(error)) from error
 
@@ -77,13 +79,12 @@ class CameraInput(Input):
         try:
             if self.config.compressed:
                 images.check_compressed(message, required)
-            else:
-                images.resolve_encoding(message.encoding, required)
-                reason = "size"
-                images.check_image(message, required)
+                return message
+            images.resolve_encoding(message.encoding, required)
+            reason = "size"
+            return images.frame_of(message, required, self.config.rotation_deg)
         except ImageError as error:
             raise RefusedError(reason, str(error)) from error
-        return message
 
     def _take(self, sample: Sample) -> Refusal | None:
         if not self.config.compressed:

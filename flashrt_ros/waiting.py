@@ -41,6 +41,7 @@ class Waiters:
         self._waiters: list[_Waiter] = []
         self._timer = node.create_timer(_POLL_S, self.poll, clock=steady_clock)
         self._timer.cancel()
+        self._ticking = False
 
     async def wait(
         self, ready: Callable[[], bool], late: Callable[[], FlashRTError], timeout_s: float
@@ -59,20 +60,24 @@ class Waiters:
         future = Future(executor=self._node.executor)
         self._waiters.append(_Waiter(ready, late, time.monotonic() + timeout_s, future))
         self._timer.reset()
+        self._ticking = True
         error = await future
         if error is not None:
             raise error
 
     def poll(self) -> None:
         """Release the waiters whose condition holds or whose time is up."""
+        if not self._waiters and not self._ticking:
+            return  # for every message that comes
         now = time.monotonic()
         for waiter in tuple(self._waiters):
             if waiter.ready():
                 self._release(waiter, None)
             elif now >= waiter.deadline:
                 self._release(waiter, waiter.late())
-        if not self._waiters and not self._timer.is_canceled():
+        if not self._waiters:
             self._timer.cancel()
+            self._ticking = False
 
     def fail_all(self, error: FlashRTError) -> None:
         """Release every waiter with ``error``."""

@@ -8,6 +8,7 @@ the executor thread: the worker rings ``notify`` (a guard condition), and the ex
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from flashrt_ros.errors import BusyError, RequestTimeoutError, WrongStateError
 
 T = TypeVar("T")
+_YIELD_S = 30e-6  # and what the kernel adds: as long as a thread needs to wake
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,16 @@ class InferenceThread:
         with self._changed:
             if self._stopping:
                 raise WrongStateError("request", expected="a configured node", got="a teardown")
-            if urgent:
-                self._jobs.appendleft(_Job(work, done))
-                self._changed.notify_all()
-                return
-            if len(self._jobs) >= self._capacity:
+            if not urgent and len(self._jobs) >= self._capacity:
                 raise BusyError(
                     "request", expected=f"at most {self._capacity} waiting", got="one more"
                 )
-            self._jobs.append(_Job(work, done))
+            (self._jobs.appendleft if urgent else self._jobs.append)(_Job(work, done))
             self._changed.notify_all()
+        if urgent:
+            # The other thread wakes into a wait for the interpreter, which this one would keep
+            # until it has nothing more to do.
+            time.sleep(_YIELD_S)
 
     def call(self, work: Callable[[], T], timeout_s: float | None = None) -> T:
         """Run ``work`` after what is queued, wait for it, and return or raise what it did.

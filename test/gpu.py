@@ -48,6 +48,8 @@ EMULATED_EVERYWHERE = (
     "test_fused_geglu_tiles[8-glu_linear_gelu_tanh_152_64_4_2_bf16_sm90]",
     "test_norms_into_e4m3[3-8-",
     "test_8_bit_weights_of_any_size[7-48-128-",
+    "test_keys_count_as_their_bias_says[7-300-2-2-128-0.4]",
+    "test_frames_are_convolved[1-2-2-6-8-176-",
 )
 
 
@@ -76,7 +78,9 @@ def kernel_device(**options: Any) -> Iterator[Any]:
     if EMULATED:
         from test.emulator.device import EmulatedDevice
 
-        yield EmulatedDevice(order=int(os.environ.get("FLASHRT_EMULATED_ORDER", "0")))
+        architecture = int(os.environ.get("FLASHRT_EMULATED_ARCHITECTURE", "90"))
+        order = int(os.environ.get("FLASHRT_EMULATED_ORDER", "0"))
+        yield EmulatedDevice(architecture=architecture, order=order)
         return
     from flashrt_core.devices.cuda import CudaDevice
 

@@ -61,6 +61,8 @@ _FEW_ROWS = (
     r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear_k\d+"
     r"|layer_norm_attention)_.*"
 )
+#: Those that stream so many weights that the next kernel starts when the last are under way.
+_LATE = r"\w*linear(_gated_residual)?_k(3072|14336)_\w+_bf16_sm90"
 
 PROMISES = (
     Promise(
@@ -70,7 +72,7 @@ PROMISES = (
     Promise(r"copy_pieces", r"LDG\.E\.128", "what is aligned is read 16 bytes at a time"),
     Promise(r"copy_pieces", r"STG\.E\.128", "what is aligned is written 16 bytes at a time"),
     Promise(
-        r"(?!action_in|copy_pieces).*", TRIGGER,
+        rf"(?!action_in|copy_pieces|{_LATE}).*", TRIGGER,
         "the next kernel is to get ready while this one waits",
         before=WAIT, architectures=_OVERLAPPING,
     ),
@@ -78,6 +80,10 @@ PROMISES = (
         r"action_in.*", TRIGGER,
         "the kernels of a step read earlier stages without a wait, so its first holds them back",
         behind=WAIT, architectures=_OVERLAPPING,
+    ),
+    Promise(
+        _LATE, TRIGGER, "what the next kernel fetches ahead is under way while this one ends",
+        behind=r"HGMMA", architectures=_OVERLAPPING,
     ),
     Promise(
         _FEW_ROWS + r"_(cluster|hopper|sm90)", FETCH, "weights are on their way before the wait",
@@ -94,6 +100,10 @@ PROMISES = (
         behind=r"LDG\S*STRONG", architectures=_OVERLAPPING,
     ),
     Promise(
+        _FEW_ROWS + r"_w4_sm90", r"HFMA2\.BF16", "four bits are widened two values at a time",
+        behind=WAIT,
+    ),
+    Promise(
         r".*_fp8(_sm90)?", r"F2FP\.SATFINITE\.E4M3", "the chip quantises",
         architectures=r"(89|90a|100a|110a|120a)",
     ),
@@ -105,7 +115,9 @@ PROMISES = (
         before=WAIT,
     ),
     Promise(r"glu_linear_.*_fp8_sm90", r"QGMMA\.64x", "products of E4M3 at their own rate"),
-    Promise(r"attention_.*_sm90", r"HGMMA\.64x256x16", "the body of Hopper uses wgmma"),
+    Promise(r"attention_shared.*_sm90", r"HGMMA\.64x256x16", "the body of Hopper uses wgmma"),
+    Promise(r"attention_biased.*_sm90", r"HGMMA\.64x128x16", "the body of Hopper uses wgmma"),
+    Promise(r"conv_frames_.*", MMA, "products run on the tensor cores"),
     Promise(r".*_sm90", r"[HQ]GMMA|UTMALDG", "what has this ending needs Hopper"),
 )  # fmt: skip
 

@@ -38,9 +38,9 @@ SERIAL = (
     "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
 )
 
-#: Kernels that use local memory. rope_rows reduces large double angles with a table on the stack,
-#: once a prompt; of the others tools/build_kernels.py says why.
-KNOWN_LOCAL = {"rope_rows_f32", *build_kernels.SPILL_ALLOWANCE}
+#: Kernels that use local memory. rope_rows and grid_rope reduce large double angles with a table on
+#: the stack, once a prompt or a pass; of the others tools/build_kernels.py says why.
+KNOWN_LOCAL = {"rope_rows_f32", "grid_rope_f32", *build_kernels.SPILL_ALLOWANCE}
 
 nvcc = build_kernels.find_nvcc()
 needs_nvcc = pytest.mark.skipif(nvcc is None, reason="no CUDA compiler")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,24 +25,21 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_core.terminal",),
     ("flashrt_core.evaluation",),
     ("flashrt_core.bench",),
-    ("flashrt_core.calibration.run",),
+    ("flashrt_core.calibration",),
     ("flashrt_core.load",),
     ("flashrt_core.load_checks",),
     ("flashrt_core.load_options",),
     ("flashrt_core.fidelity.qualification",),
-    ("flashrt_core.observations", "flashrt_core.calibration.observer"),
-    (
-        "flashrt_core.c_interface",
-        "flashrt_core.policies",
-        "flashrt_core.engine",
-        "flashrt_core.plan",
-        "flashrt_core.session",
-        "flashrt_core.past",
-        "flashrt_core.drawing",
-        "flashrt_core.decision",
-        "flashrt_core.working_set",
-    ),
-    ("flashrt_core.calibration.artifact", "flashrt_core.capsule"),
+    ("flashrt_core.observations", "flashrt_core.preparation"),
+    ("flashrt_core.session",),
+    ("flashrt_core.c_interface.export", "flashrt_core.snapshots"),
+    ("flashrt_core.engine",),
+    ("flashrt_core.plan",),
+    ("flashrt_core.working_set",),
+    ("flashrt_core.resident",),
+    ("flashrt_core.past", "flashrt_core.drawing", "flashrt_core.decision"),
+    ("flashrt_core.c_interface", "flashrt_core.policies"),
+    ("flashrt_core.scales", "flashrt_core.capsule"),
     (
         "flashrt_core.devices",
         "flashrt_core.gemm",
@@ -59,11 +55,11 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ),
     ("flashrt_core.kernels",),
     (
-        "flashrt_core.calibration",
         "flashrt_core.fidelity",
         "flashrt_core.contract",
         "flashrt_core.files",
         "flashrt_core.outputs",
+        "flashrt_core.plotting",
         "flashrt_core.precision",
         "flashrt_core.text",
         "flashrt_core.whole_numbers",
@@ -103,25 +99,14 @@ def tree(name: str) -> ast.Module:
     return ast.parse(modules()[name].read_text())
 
 
-def _statements(node: ast.AST, *, types_only: bool) -> Iterator[ast.stmt]:
-    """Import statements below ``node``; those under ``if TYPE_CHECKING`` only if asked for."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.Import, ast.ImportFrom)):
-            yield child
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            if types_only:
-                yield from _statements(child, types_only=True)
-        else:
-            yield from _statements(child, types_only=types_only)
-
-
-def imports(name: str, *, types_only: bool = True) -> set[str]:
-    """Absolute names that a module imports, anywhere in it; ``from a import b`` gives ``a.b`` where
-    that is a module of ours, else ``a``.
+@cache
+def imports(name: str) -> set[str]:
+    """Absolute names that a module imports, anywhere in it, be it for types alone; ``from a import
+    b`` gives ``a.b`` where that is a module of ours, else ``a``.
     """
     package = name if modules()[name].name == "__init__.py" else name.rpartition(".")[0]
     found = set()
-    for node in _statements(tree(name), types_only=types_only):
+    for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -198,10 +183,8 @@ def test_the_maths_of_execution_needs_no_ros() -> None:
 
 
 def test_no_import_cycle() -> None:
-    graph = {
-        name: {o for o in imports(name, types_only=False) if o in modules() and o not in PACKAGES}
-        for name in modules()
-    }
+    """Nor one of types: two modules that know each other are one piece in two files."""
+    graph = {name: ours(name) - set(PACKAGES) for name in modules()}
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:

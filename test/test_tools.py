@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import runpy
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import toolbox  # noqa: E402  (tools/ is no package)
+
+from test.starting import interrupted_starts  # noqa: E402
 
 COMPARISONS = ("compare_precision", "compare_true_size")
 #: Tool -> arguments with which it would begin to work.
@@ -71,9 +74,26 @@ def refused(tool: str, *arguments: str) -> str:
 
 
 def test_every_tool_with_a_main_is_held_to_it() -> None:
-    """But for those that set up or build, which run before anything is installed."""
-    own = {path.stem for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text()}
-    assert own - {"build_abi", "build_kernels", "environment", "interfaces"} == set(TOOLS)
+    """But for those that set up, build or test: before anything is installed, or around pytest."""
+    runs = 'if __name__ == "__main__":'
+    own = {path.stem for path in (ROOT / "tools").glob("*.py") if runs in path.read_text()}
+    assert own - {"build_abi", "build_kernels", "environment", "interfaces", "second_try"} == set(
+        TOOLS
+    )
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_signals_are_answered_before_anything_is_imported(tool: str) -> None:
+    tree = ast.parse((ROOT / "tools" / f"{tool}.py").read_text())
+    named = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    assert ast.unparse(named[0]) == "from __future__ import annotations"
+    assert ast.unparse(named[1]) == "import at_once"
+
+
+def test_a_signal_in_the_imports_is_one_line(tmp_path: Path) -> None:
+    path = str(ROOT / "tools" / "compare_scales.py")
+    for number, status, out, err in interrupted_starts([path, "--help"], tmp_path, (0.0, 0.2)):
+        assert (status, out, err) == (128 + number, "", "compare_scales: interrupted\n")
 
 
 @pytest.mark.parametrize("tool", sorted(TOOLS))

@@ -11,6 +11,9 @@ was not measured at true size on a GPU, leaves the documents as they are.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import os
 import re
 import sys
@@ -219,7 +222,9 @@ def layers(result: Result) -> str:
                 f"{result['gpu']}, medians over all layers and steps; commit",
                 f"{result['commit']}. A dot is a kernel that is resident and waits for the one in",
                 "front (overlap), `#` the time from the end of the one in front to its own end.",
-                "A trace slows the kernels a little.",
+                "A trace slows the kernels a little. Kernels have the names of that commit; only a",
+                "GPU gives them anew, by [the series](benchmarks.md#again), from whose file",
+                "`python tools/bench_docs.py` draws this.",
             ]
         ),
     ]

@@ -10,6 +10,9 @@ compute-sanitizer (of the CUDA toolkit) and pytest. About a minute a tool on an 
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import os
 import re
 import shutil

@@ -14,6 +14,9 @@ and some minutes.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import gc
 import json
 import sys
@@ -35,10 +38,10 @@ from flashrt_core.bench import machine  # noqa: E402
 from flashrt_core.devices import REFERENCE_CUDA, open_device  # noqa: E402
 from flashrt_core.fidelity.qualification import row_cosines  # noqa: E402
 from flashrt_core.policies.lingbot_va import POLICY  # noqa: E402
-from flashrt_core.policies.lingbot_va.contract import image_input  # noqa: E402
 from flashrt_core.policies.lingbot_va.layout import to_tokens  # noqa: E402
 from flashrt_core.policies.lingbot_va.pictures import resized  # noqa: E402
 from flashrt_core.policies.lingbot_va.preprocess import squares  # noqa: E402
+from flashrt_core.policies.windows import image_input  # noqa: E402
 from flashrt_core.tensors import TensorSource  # noqa: E402
 
 LEAST = 0.9995

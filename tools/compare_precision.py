@@ -18,6 +18,9 @@ between ops) are shown too. Needs about 40 GB of GPU memory, and a minute for ea
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import gc
 import sys
 from collections.abc import Callable, Iterator

@@ -10,6 +10,9 @@ worst output channel, which is where a small row of a weight would show.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import toolbox  # noqa: E402
 
-from flashrt_core.calibration.artifact import power_of_two  # noqa: E402
 from flashrt_core.gemm import linear_ref  # noqa: E402
 from flashrt_core.kernels.quantised import E4M3_MAX, quantise, quantise_rows, quantise_whole  # noqa: E402
 from flashrt_core.policies.pi05 import POLICY  # noqa: E402
+from flashrt_core.scales import power_of_two  # noqa: E402
 from flashrt_core.tensors import TensorSource  # noqa: E402
 from flashrt_core.weights import OutlierWeights, RandomWeights  # noqa: E402
 

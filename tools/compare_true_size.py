@@ -22,6 +22,9 @@ The second policy also needs what tools/record_goldens.py names for it.
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import gc
 import importlib
 import json

@@ -53,10 +53,7 @@ def looped(result: Result) -> str:
 
 def draw_strategies(result: Result, path: Path) -> None:
     """What the strategies gain, and how far the set points jump, side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from flashrt_core.plotting import pyplot as plt
 
     settings = [(tier, result["loops"][tier["name"]]) for tier in result["tiers"]]
     names = [tier["name"].split(", ")[1].replace("_", " ") for tier, _ in settings]

@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from goldens_paligemma import narrow_vlm, with_values
 from parity import case as parity
 
 from flashrt_core.policies.pi05.config import Pi05Config, make_config
@@ -66,32 +67,13 @@ def narrow(sizes: Pi05Config) -> Any:
     patches: dict[str, Any] = {
         "get_gemma_config": gemma_config,
         "PaliGemmaForConditionalGenerationWithPiGemma": lambda config: vlm(
-            config=_narrow_vlm(config, sizes)
+            config=narrow_vlm(config, sizes)
         ),
-        "PiGemmaForCausalLM": lambda config: expert(config=_with(config, vocab_size=sizes.vocab)),
+        "PiGemmaForCausalLM": lambda config: expert(
+            config=with_values(config, vocab_size=sizes.vocab)
+        ),
     }
     return mock.patch.multiple(modeling_pi05, **patches)
-
-
-def _narrow_vlm(config: Any, sizes: Pi05Config) -> Any:
-    """Sizes that LeRobot's code fixes or leaves to the defaults of PaliGemma."""
-    _with(
-        config.vision_config,
-        hidden_size=sizes.vision.width,
-        intermediate_size=sizes.vision.ffn,
-        num_hidden_layers=sizes.vision.depth,
-        num_attention_heads=sizes.vision.heads,
-        patch_size=sizes.patch,
-        projection_dim=sizes.trunk.width,
-    )
-    _with(config.text_config, vocab_size=sizes.vocab)
-    return _with(config, projection_dim=sizes.trunk.width)
-
-
-def _with(config: Any, **values: Any) -> Any:
-    for name, value in values.items():
-        setattr(config, name, value)
-    return config
 
 
 def sample(model: Any, inputs: parity.Inputs) -> torch.Tensor:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from goldens_paligemma import narrow_vlm, with_values
 from parity import case as parity
 
 from flashrt_core.policies.pi05.config import Pi05Config, make_config
@@ -43,8 +44,12 @@ def build(case: parity.Case, sizes: Pi05Config) -> Any:
 
     vlm, expert = gemma_pytorch.PaliGemmaForConditionalGeneration, gemma_pytorch.GemmaForCausalLM
     narrow: dict[str, Any] = {
-        "PaliGemmaForConditionalGeneration": lambda config: vlm(config=_narrow_vlm(config, sizes)),
-        "GemmaForCausalLM": lambda config: expert(config=_with(config, vocab_size=sizes.vocab)),
+        "PaliGemmaForConditionalGeneration": lambda config: vlm(
+            config=narrow_vlm(config, sizes, image_size=sizes.image_size)
+        ),
+        "GemmaForCausalLM": lambda config: expert(
+            config=with_values(config, vocab_size=sizes.vocab)
+        ),
     }
     config = SimpleNamespace(
         pi05=True,
@@ -61,28 +66,6 @@ def build(case: parity.Case, sizes: Pi05Config) -> Any:
         mock.patch.object(pi0_pytorch._gemma, "get_config", gemma_config),
     ):
         return pi0_pytorch.PI0Pytorch(config)
-
-
-def _narrow_vlm(config: Any, sizes: Pi05Config) -> Any:
-    """Sizes that openpi's code fixes or leaves to the defaults of PaliGemma."""
-    _with(
-        config.vision_config,
-        hidden_size=sizes.vision.width,
-        intermediate_size=sizes.vision.ffn,
-        num_hidden_layers=sizes.vision.depth,
-        num_attention_heads=sizes.vision.heads,
-        patch_size=sizes.patch,
-        image_size=sizes.image_size,
-        projection_dim=sizes.trunk.width,
-    )
-    _with(config.text_config, vocab_size=sizes.vocab)
-    return _with(config, projection_dim=sizes.trunk.width)
-
-
-def _with(config: Any, **values: Any) -> Any:
-    for name, value in values.items():
-        setattr(config, name, value)
-    return config
 
 
 def sample(model: Any, inputs: parity.Inputs) -> torch.Tensor:

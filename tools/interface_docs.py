@@ -6,6 +6,9 @@ python tools/interface_docs.py --check    # exit status 1 where the page differs
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import re
 import sys
 from collections.abc import Iterator

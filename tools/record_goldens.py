@@ -22,6 +22,9 @@ Environments (each needs this package's torch, numpy and sentencepiece too):
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import hashlib
 import importlib
 import inspect

@@ -10,6 +10,9 @@ Environment: Python 3.12 with ``lerobot==0.6.1`` (``--no-deps`` suffices), ``dif
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import json
 import platform
 import sys
@@ -28,8 +31,8 @@ import toolbox  # noqa: E402
 from parity import lingbot as parity  # noqa: E402
 from parity.groot import Formulas  # noqa: E402
 
+from flashrt_core.bench.peer_lerobot_lingbot_va import encoder  # noqa: E402
 from flashrt_core.outputs import whole_file  # noqa: E402
-from flashrt_core.policies.lingbot_va.weights import LATENT_MEAN, LATENT_STD  # noqa: E402
 from flashrt_core.tensors import TensorSource  # noqa: E402
 
 PACKAGES = ("lerobot", "transformers", "diffusers", "torch", "numpy")
@@ -78,7 +81,9 @@ def build(
         save_predicted_video=True,
     )
     policy = modeling.LingBotVAPolicy(config).to(place).eval()
-    vaes = [encoder(case).to(place, policy.dtype) for _ in range(1 + ours.tee)]
+    vaes = [
+        encoder(ours.vae, decoder=4).eval().to(place, policy.dtype) for _ in range(1 + ours.tee)
+    ]
     load_weights(policy.transformer, "transformer.", source)
     for vae in vaes:
         load_weights(vae.encoder, "vae.encoder.", source)
@@ -90,30 +95,6 @@ def build(
     policy._frozen = {"vae": vaes[0], **streams}
     policy.reset()
     return policy
-
-
-def encoder(case: parity.Case) -> Any:
-    """The video encoder in the layout of Wan2.2's 5B."""
-    from diffusers import AutoencoderKLWan
-
-    vae = case.config.vae
-    return AutoencoderKLWan(
-        base_dim=vae.base,
-        decoder_base_dim=4,
-        z_dim=vae.latent,
-        dim_mult=list(vae.levels),
-        num_res_blocks=vae.blocks,
-        attn_scales=[],
-        temperal_downsample=[False, True, True],
-        latents_mean=list(LATENT_MEAN),
-        latents_std=list(LATENT_STD),
-        is_residual=True,
-        in_channels=12,
-        out_channels=12,
-        patch_size=2,
-        scale_factor_temporal=4,
-        scale_factor_spatial=16,
-    ).eval()
 
 
 def load_weights(model: Any, prefix: str, source: TensorSource) -> None:

@@ -10,6 +10,9 @@ the driver is asked for copies, graph launches and times only, never for memory,
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import json
 import sys
 import time

@@ -10,6 +10,9 @@ Run: python tools/train_tiny_tokenizer.py [--bpe] [OUTPUT]
 
 from __future__ import annotations
 
+import at_once  # noqa: F401  (first: it answers signals)
+
+# isort: split
 import io
 import json
 import random

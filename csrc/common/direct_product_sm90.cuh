@@ -19,6 +19,13 @@ namespace flashrt {
 template <class S, class Op>
 class DirectProduct;
 
+// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
+__device__ __forceinline__ void ask_share(const void* next, int bytes) {
+  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
+  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
+  if (size > 0) prefetch_run(static_cast<const unsigned char*>(next) + first, size);
+}
+
 // The weight of a kernel further on, asked for into L2 behind pdl_wait() by as many blocks as it will
 // have: tiles of `rows` by 64 columns, `steps` of them a block, `split` blocks side by side. rows 0: none.
 struct Ahead {
@@ -34,7 +41,7 @@ struct DirectShape {
   using Product = DirectProduct<DirectShape, Op>;
   using Weight = Weight_;
   static constexpr bool kWhole = sizeof(Weight) == 1;
-  static constexpr bool kNorm = kNorm_, kCentred = kNorm_, kSteady = true, kLean = true;
+  static constexpr bool kNorm = kNorm_, kCentred = kNorm_, kSteady = true, kLean = true, kLate = false;
   static constexpr bool kAskL2 = true, kTurned = true;
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kAhead = kAhead_, kGroups = 2, kThreads = 128 * kGroups;
@@ -72,7 +79,7 @@ struct DirectShape {
 template <class S, class Op>
 class DirectProduct : StreamedProduct<S, Op> {
   using Base = StreamedProduct<S, Op>;
-  using Base::barrier, Base::columns, Base::full, Base::group_, Base::in_, Base::lane_, Base::shared_;
+  using Base::barrier, Base::full, Base::group_, Base::in_, Base::lane_, Base::shared_;
   using Base::slab_, Base::split_, Base::thread_, Base::kPushed;
   static constexpr int kTurns = S::kSteps / S::kGroups;
   static constexpr int kChains = S::kRows > 72 ? 1 : 2;  // of sums of squares, while there are registers
@@ -103,7 +110,7 @@ class DirectProduct : StreamedProduct<S, Op> {
     if (thread_ >= 224 && ahead.rows > 0) {  // the last warp has no rows of x
       const int block = blockIdx.x;
       if (lane_ < ahead.steps) {
-        ask_l2(*ahead.tiles, (block % ahead.split * ahead.steps + lane_) * 64,
+        prefetch_tile(*ahead.tiles, (block % ahead.split * ahead.steps + lane_) * 64,
                block / ahead.split * ahead.rows);
       }
       __syncwarp();
@@ -137,7 +144,7 @@ class DirectProduct : StreamedProduct<S, Op> {
     float sums[S::kRows / 2];
     float squares[kChains][4] = {}, totals[4] = {};
     Pieces x[S::kAhead] = {};
-    int at = columns(group_);
+    int at = this->turned(group_);
 #pragma unroll
     for (int slot = 0; slot < S::kAhead; ++slot) fetch_turn(behind(at, slot), x[slot]);
     if constexpr (S::kWhole) widening_.begin();

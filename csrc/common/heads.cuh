@@ -1,12 +1,18 @@
 // Attention of 16 rows of one head over its keys, by warps that each take tiles of 16 keys in turn, with
 // memory, copies and a softmax of their own, and join at the end (attention_heads.cu). Keys that some rows
 // of a tile see have weights of zero for the others: what they hold must be numbers.
+//
+// With kBiased keys count as key_bias says, and one of -inf not at all: it is fetched with its tile, but
+// its score is set and its values are cleared, so that it may hold anything. With kSplit the blocks of a
+// cluster take tiles in turn; each pushes the others the sums of the rows that they finish.
 #pragma once
 
 #include "activation.cuh"
+#include "cluster.cuh"
 #include "mma.cuh"
 #include "quantise.cuh"
 #include "stream.cuh"
+#include "tile_copy.cuh"
 #include "vector.cuh"
 #include "warps.cuh"
 
@@ -14,12 +20,15 @@ namespace flashrt {
 namespace heads {
 
 constexpr int kRows = 16, kKeys = 16;
+constexpr float kLog2E = 1.4426950408889634f;
 
 // kStages tiles of keys and values a warp in shared memory. kOnce: there are no more than a tile a warp.
-template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0, bool kOnce_ = false>
+template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0, bool kBiased_ = false,
+          int kSplit_ = 1, bool kOnce_ = false>
 struct Shape {
-  static constexpr bool kOnce = kOnce_;
+  static constexpr bool kBiased = kBiased_, kOnce = kOnce_;
   static_assert(!kOnce || kStages_ == 1, "one tile");
+  static constexpr int kSplit = kSplit_, kOwnRows = kRows / kSplit;  // rows that a block finishes
   static constexpr int kDim = kDim_, kStages = kStages_, kWarps = kWarps_;
   static constexpr int kBarrier = kBarrier_;  // of these warps, where the block has others
   static constexpr int kPitch = kDim + 8;  // elements; eight rows of an ldmatrix lie in different banks
@@ -28,7 +37,14 @@ struct Shape {
   static constexpr int kTileBytes = kWarps * kStages * 2 * kTile * 2;
   // Partial results take the place of keys and values.
   static constexpr int kPartBytes = kWarps * (kRows * kOutPitch + 2 * kRows) * 4;
-  static constexpr int kSharedBytes = kTileBytes > kPartBytes ? kTileBytes : kPartBytes;
+  static constexpr int kShared = kTileBytes > kPartBytes ? kTileBytes : kPartBytes;
+  // Biases of the tiles; what the blocks of a cluster push, tops and sums behind, and its barrier.
+  static constexpr int kBias = kShared;
+  static constexpr int kReceived = kBias + (kBiased ? kWarps * kStages * kKeys * 4 : 0);
+  static constexpr int kReceivedStats = kReceived + (kSplit > 1 ? kRows * kDim * 4 : 0);
+  static constexpr int kBarrierAt = kReceivedStats + (kSplit > 1 ? kRows * 8 : 0);
+  static constexpr int kSharedBytes = kBarrierAt + (kSplit > 1 ? 16 : 0);
+  static_assert(kRows % kSplit == 0, "whole rows a block");
   static_assert(kPitch / 8 % 2 == 1, "no bank conflicts");
 };
 
@@ -39,6 +55,7 @@ struct Args {
   int q_stride, k_stride, v_stride;
   int group, causal;  // query heads that share a head of keys
   float scale_log2;
+  const float* key_bias = nullptr;  // with kBiased
 };
 
 template <class S>
@@ -66,9 +83,30 @@ class Heads {
     k_ = args_.k + static_cast<size_t>(run_) * args_.keys * args_.k_stride + head * kDim;
     v_ = args_.v + static_cast<size_t>(run_) * args_.keys * args_.v_stride + head * kDim;
     const int tiles = (end_ + kKeys - 1) / kKeys;
-    own_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
+    if constexpr (S::kSplit > 1) {
+      constexpr int kTurn = S::kSplit * kWarps;
+      const int first = static_cast<int>(cluster_rank()) * kWarps + warp_;
+      own_ = tiles > first ? (tiles - first + kTurn - 1) / kTurn : 0;
+    } else {
+      own_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
+    }
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) fetch(i, i < own_);
+  }
+
+  // Asks for this block's keys and values in the second-level cache, before the kernels in front have
+  // come to their end: most are older than these.
+  __device__ __forceinline__ void ask() const {
+    static_assert(S::kSplit > 1, "keys split over a cluster");
+    const int head = head_ / args_.group, tiles = (args_.keys + kKeys - 1) / kKeys;
+    const int own = static_cast<int>(cluster_rank()) * kWarps + warp_;
+    const int row = lane_ % kKeys, stride = lane_ / kKeys ? args_.v_stride : args_.k_stride;
+    const bf16* from = (lane_ / kKeys ? args_.v : args_.k) +
+                       static_cast<size_t>(run_) * args_.keys * stride + head * kDim;
+    for (int tile = own; tile < tiles; tile += S::kSplit * kWarps) {
+      const int key = tile * kKeys + row;
+      if (key < args_.keys) prefetch_run(from + static_cast<size_t>(key) * stride, kDim * 2);
+    }
   }
 
   // A lane takes neighbours in pairs, as the products want them.
@@ -132,23 +170,76 @@ class Heads {
     }
   }
 
+  // By one thread, before it arrives at the cluster.
+  __device__ __forceinline__ void expect_pushes() const {
+    expect_bytes(pushed(), S::kSplit * S::kOwnRows * (kDim * 4 + 8));
+  }
+
+  // The rows that this block finishes, of sums from all blocks of the cluster.
+  template <class Out>
+  __device__ __forceinline__ void store_split(Out* out, int out_stride, float factor) {
+    float* parts = reinterpret_cast<float*>(shared_);
+    float* stats = parts + kWarps * kRows * S::kOutPitch;
+    leave(parts, stats);
+    sync();
+    const uint32_t mine = cluster_rank();
+    for (int i = threadIdx.x; i < kRows * kColumns; i += 32 * kWarps) {
+      const int row = i / kColumns, column = i % kColumns * 8;
+      float top = stats[row], sum = 0.0f, v[8] = {};
+#pragma unroll
+      for (int warp = 1; warp < kWarps; ++warp) top = fmaxf(top, stats[warp * 2 * kRows + row]);
+      const float base = top == -INFINITY ? 0.0f : top;  // no key of this block counts
+#pragma unroll
+      for (int warp = 0; warp < kWarps; ++warp) {
+        const float share = exp2_fast(stats[warp * 2 * kRows + row] - base);
+        float part[8];
+        load8(parts + (warp * kRows + row) * S::kOutPitch + column, part);
+        sum += share * stats[warp * 2 * kRows + kRows + row];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = fmaf(part[j], share, v[j]);
+      }
+      const uint32_t target = remote_address(shared_, row / S::kOwnRows);
+      const uint32_t barrier = target + S::kBarrierAt;
+      const int at = mine * S::kOwnRows + row % S::kOwnRows;
+      const uint32_t place = target + S::kReceived + (at * kDim + column) * 4;
+      push(place, barrier, float4{v[0], v[1], v[2], v[3]});
+      push(place + 16, barrier, float4{v[4], v[5], v[6], v[7]});
+      if (column == 0) push(target + S::kReceivedStats + at * 8, barrier, float2{top, sum});
+    }
+    wait_bytes(pushed());
+    for (int i = threadIdx.x; i < S::kOwnRows * kColumns; i += 32 * kWarps) {
+      const int own = i / kColumns, column = i % kColumns * 8;
+      const int row = first_row_ + static_cast<int>(mine) * S::kOwnRows + own;
+      if (row >= args_.rows) break;
+      const unsigned char* bytes = reinterpret_cast<const unsigned char*>(shared_);
+      const float2* got = reinterpret_cast<const float2*>(bytes + S::kReceivedStats) + own;
+      float top = got[0].x, shares[S::kSplit], sum = 0.0f, v[8] = {};
+#pragma unroll
+      for (int from = 1; from < S::kSplit; ++from) top = fmaxf(top, got[from * S::kOwnRows].x);
+#pragma unroll
+      for (int from = 0; from < S::kSplit; ++from) {
+        shares[from] = exp2_fast(got[from * S::kOwnRows].x - top);
+        sum += shares[from] * got[from * S::kOwnRows].y;
+      }
+      const float inverse = 1.0f / sum;
+#pragma unroll
+      for (int from = 0; from < S::kSplit; ++from) {
+        float part[8];
+        load8(reinterpret_cast<const float*>(bytes + S::kReceived) +
+                  (from * S::kOwnRows + own) * kDim + column, part);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = fmaf(part[j], shares[from] * inverse, v[j]);
+      }
+      const size_t at = static_cast<size_t>(run_) * args_.rows + row;
+      store8(out + at * out_stride + head_ * kDim + column, v, factor);
+    }
+  }
+
   template <class Out>
   __device__ __forceinline__ void store(Out* out, int out_stride, float factor) {
     float* parts = reinterpret_cast<float*>(shared_);
-    float* stats = parts + kWarps * kRows * S::kOutPitch;  // of a warp: largest scores, then sums
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = half * 8 + lane_ / 4;
-      float* target = parts + (warp_ * kRows + row) * S::kOutPitch + lane_ % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
-        *reinterpret_cast<float2*>(target + n * 8) = {mixed_[n][2 * half], mixed_[n][2 * half + 1]};
-      }
-      if (lane_ % 4 == 0) {
-        stats[warp_ * 2 * kRows + row] = top_[half];
-        stats[warp_ * 2 * kRows + kRows + row] = sum_[half];
-      }
-    }
+    float* stats = parts + kWarps * kRows * S::kOutPitch;
+    leave(parts, stats);
     sync();
     for (int i = threadIdx.x; i < kRows * kColumns; i += 32 * kWarps) {
       const int row = i / kColumns, column = i % kColumns * 8;
@@ -183,10 +274,36 @@ class Heads {
       sync_warps<S::kBarrier, 32 * kWarps>();
     }
   }
+  // This warp's sums, and of each row its largest score and its sum.
+  __device__ __forceinline__ void leave(float* parts, float* stats) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane_ / 4;
+      float* target = parts + (warp_ * kRows + row) * S::kOutPitch + lane_ % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        *reinterpret_cast<float2*>(target + n * 8) = {mixed_[n][2 * half], mixed_[n][2 * half + 1]};
+      }
+      if (lane_ % 4 == 0) {
+        stats[warp_ * 2 * kRows + row] = top_[half];
+        stats[warp_ * 2 * kRows + kRows + row] = sum_[half];
+      }
+    }
+  }
+  __device__ __forceinline__ uint64_t* pushed() const {
+    return reinterpret_cast<uint64_t*>(reinterpret_cast<unsigned char*>(shared_) + S::kBarrierAt);
+  }
+  __device__ __forceinline__ float* biases(int index) const {
+    float* first = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(shared_) + S::kBias);
+    return first + (warp_ * S::kStages + index % S::kStages) * kKeys;
+  }
   __device__ __forceinline__ bf16* tile(int index, int which) const {
     return shared_ + ((warp_ * S::kStages + index % S::kStages) * 2 + which) * S::kTile;
   }
   __device__ __forceinline__ int first_key(int index) const {
+    if constexpr (S::kSplit > 1) {
+      return ((index * S::kSplit + static_cast<int>(cluster_rank())) * kWarps + warp_) * kKeys;
+    }
     return (index * kWarps + warp_) * kKeys;
   }
   __device__ __forceinline__ bool shown(int key) const {
@@ -196,6 +313,13 @@ class Heads {
   // A tile of keys and of values, as one group of copies; an empty group unless `wanted`.
   __device__ __forceinline__ void fetch(int index, bool wanted) {
     if (wanted) {
+      if constexpr (S::kBiased) {
+        const int key = first_key(index) + lane_;
+        if (lane_ < kKeys) {
+          const int at = key < end_ ? run_ * args_.keys + key : 0;
+          copy_async<4>(shared_address(biases(index) + lane_), args_.key_bias + at, key < end_);
+        }
+      }
 #pragma unroll
       for (int i = lane_; i < kKeys * kColumns; i += 32) {
         const int row = i / kColumns, column = i % kColumns * 8, key = first_key(index) + row;
@@ -210,7 +334,29 @@ class Heads {
     copy_commit();
   }
 
+  // Clears the values of a tile's keys that do not count; whether any does.
+  __device__ __forceinline__ bool clear_hidden(int index) const {
+    const float* bias = biases(index);
+    const bool hidden = lane_ < kKeys && (first_key(index) + lane_ >= args_.keys ||
+                                          bias[lane_] == -INFINITY);
+    const unsigned votes = __ballot_sync(0xffffffffu, hidden);
+    if (votes == 0xffffu) return false;
+    if (votes != 0) {
+      for (int i = lane_; i < kKeys * kColumns; i += 32) {
+        const int row = i / kColumns;
+        if (votes >> row & 1u) {
+          *reinterpret_cast<uint4*>(tile(index, 1) + row * S::kPitch + i % kColumns * 8) = {};
+        }
+      }
+      __syncwarp();
+    }
+    return true;
+  }
+
   __device__ __forceinline__ void step(int index) {
+    if constexpr (S::kBiased) {
+      if (!clear_hidden(index)) return;
+    }
     float s[2][4] = {};
     const bf16* keys = tile(index, 0) + (lane_ / 16 * 8 + lane_ % 8) * S::kPitch + lane_ / 8 % 2 * 8;
 #pragma unroll
@@ -228,7 +374,13 @@ class Heads {
         const int key = first_key(index) + n * 8 + lane_ % 4 * 2 + i % 2;
         const int row = first_row_ + i / 2 * 8 + lane_ / 4;
         const bool visible = key < args_.keys && shown(key) && (!args_.causal || key <= row);
-        s[n][i] = visible ? s[n][i] * args_.scale_log2 : -INFINITY;
+        if constexpr (S::kBiased) {
+          const float bias = biases(index)[n * 8 + lane_ % 4 * 2 + i % 2];
+          const bool counts = visible && bias > -INFINITY;
+          s[n][i] = counts ? fmaf(bias, kLog2E, s[n][i] * args_.scale_log2) : -INFINITY;
+        } else {
+          s[n][i] = visible ? s[n][i] * args_.scale_log2 : -INFINITY;
+        }
         top[i / 2] = fmaxf(top[i / 2], s[n][i]);
       }
     }

@@ -61,6 +61,16 @@ __device__ __forceinline__ void copy16_async(uint32_t shared, const void* global
                : "memory");
 }
 
+// The same of 4 or 8 bytes.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(uint32_t shared, const void* global, bool keep = true) {
+  static_assert(kBytes == 4 || kBytes == 8, "16 bytes go past L1");
+  const int bytes = keep ? kBytes : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+               "n"(kBytes), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's copy groups are still under way.

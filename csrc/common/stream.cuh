@@ -66,6 +66,23 @@ struct Widening {
   __device__ __forceinline__ uint4 operator()(const uint4& wide) const { return wide; }
 };
 
+// Four-bit weights 0 .. 15 as bf16, (n - 8) / 64, exactly and by the same means: a nibble in the low or
+// the high half of a byte stands for n or 16 n times 2^-133. A word holds nibble i of a pair in bits 4 i
+// and 16 + 4 i; the four pairs are an operand of a product (mma_k16's first).
+struct FourBits {
+  static constexpr float kFactor = 64.0f;  // of the products that follow
+
+  __device__ __forceinline__ static uint32_t pair(uint32_t word, uint32_t mask, uint32_t factor) {
+    return fma2(word & mask, factor, 0xbe00be00u);
+  }
+
+  __device__ __forceinline__ static void widen(uint32_t word, uint32_t (&v)[4]) {
+    constexpr uint32_t kLow = 0x000f000fu, kHigh = 0x00f000f0u;
+    v[0] = pair(word, kLow, 0x7f007f00u), v[1] = pair(word, kHigh, 0x7d007d00u);
+    v[2] = pair(word >> 8, kLow, 0x7f007f00u), v[3] = pair(word >> 8, kHigh, 0x7d007d00u);
+  }
+};
+
 // x + x s on two bf16 values at once, rounded once.
 __device__ __forceinline__ uint32_t grow2(uint32_t x, uint32_t s) { return fma2(x, s, x); }
 

@@ -8,6 +8,10 @@
 // x behind it, counted on one barrier. Two warpgroups take the steps of K in turn, each with tiles of
 // its own which it fetches again when it has used them; nobody else is waited for.
 //
+// With kLate the next kernel may start when the last tiles are on their way, and not when this one begins:
+// what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
+// won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
+//
 // The fourth warp of a warpgroup would have tokens 48 to 63. With kNorm its rows are shift and gain of
 // the norm, each as its bf16 value and the rest (few_rows.cuh), and the others' rows are conditioned on
 // their way through registers; sums and sums of squares of x are made on the tensor cores, exactly.
@@ -28,8 +32,8 @@ class StreamedProduct;
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
 // kAskL2: tiles that the ring has no room for are asked for into L2 before pdl_wait(). kTurned: blocks of
 // different rows of W begin at different steps, as all read the same x.
-template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, bool kAskL2_ = false,
-          bool kTurned_ = false>
+template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
+          bool kLate_ = false, bool kAskL2_ = false, bool kTurned_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
@@ -38,11 +42,14 @@ struct StreamedShape {
   static constexpr bool kAskL2 = kAskL2_, kTurned = kTurned_, kLean = false;
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
-  static constexpr int kMaxTokens = 48, kTokens = kMaxTokens + (kNorm ? 4 : 0);
+  static constexpr bool kLate = kLate_;
+  static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
   static_assert(kRows % 8 == 0 && kItems % kSplit == 0, "whole items a block");
+  static_assert(kMaxTokens % 16 == 0 && kMaxTokens <= 48, "whole warps");
+  static_assert(!kLate || kStages < kSteps, "there are last tiles");
   static_assert(kSteps % kGroups == 0 && kStages % kGroups == 0 && kStages <= kSteps, "whole turns");
 
   // Shared memory. Partial sums take the place of the tiles; their pitch keeps the rows of a warp apart
@@ -84,7 +91,7 @@ class StreamedProduct : protected FewRows<S, Op> {
   }
 
   __device__ __forceinline__ void run() {
-    pdl_trigger();
+    if constexpr (!S::kLate) pdl_trigger();
     this->probe(0);
     if (thread_ == 0) {
       if constexpr (S::kSplit > 1) this->expect_pushes();
@@ -109,6 +116,11 @@ class StreamedProduct : protected FewRows<S, Op> {
   __device__ __forceinline__ unsigned char* stage(int step) const {
     return shared_ + S::kStageStart + step % S::kStages * S::kStageBytes;
   }
+  // Which 64 columns a step takes with kLate: tiles begin with different ones, as all read the same x.
+  __device__ __forceinline__ int columns(int step) const {
+    const int shifted = step + tile_ % S::kSteps;
+    return shifted < S::kSteps ? shifted : shifted - S::kSteps;
+  }
   __device__ __forceinline__ uint32_t full(int step) const {
     return shared_address(barrier(kWeightsCame + step % S::kStages));
   }
@@ -125,23 +137,29 @@ class StreamedProduct : protected FewRows<S, Op> {
       barrier_expect(full(step), S::kStageBytes);
       fetch_weights(step);
     }
+    // What is left of a short share comes as far as the second-level cache.
+    if constexpr (S::kLate && S::kSteps <= 2 * S::kStages) {
+      for (int step = S::kStages; step < S::kSteps; ++step) {
+        prefetch_tile(*in_.tiles, split_ * S::kDepth + columns(step) * 64, tile_ * S::kRows);
+      }
+    }
     if constexpr (S::kAskL2) {
 #pragma unroll 1
       for (int step = S::kStages; step < S::kSteps; ++step) {
 #pragma unroll
         for (int box = 0; box < S::kBoxes; ++box) {
-          ask_l2(*in_.tiles, first_column(step), S::box_row(tile_, box));
+          prefetch_tile(*in_.tiles, first_column(step), S::box_row(tile_, box));
         }
       }
     }
   }
   // Where the columns of a step begin in the block's share of K, with kTurned; and in K.
-  __device__ __forceinline__ int columns(int step) const {
+  __device__ __forceinline__ int turned(int step) const {
     return (step + tile_ * S::kGroups) % S::kSteps * 64;
   }
   __device__ __forceinline__ int first_column(int step) const {
     if constexpr (S::kTurned) {
-      return split_ * S::kDepth + columns(step);
+      return split_ * S::kDepth + turned(step);
     } else {
       return split_ * S::kDepth + step * 64;
     }
@@ -150,12 +168,16 @@ class StreamedProduct : protected FewRows<S, Op> {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                first_column(step), S::box_row(tile_, box));
+                S::kTurned ? first_column(step)
+                           : split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
+                S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
-              first_column(step), 0);
+              S::kTurned ? first_column(step)
+                         : split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
+              0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {
@@ -190,6 +212,9 @@ class StreamedProduct : protected FewRows<S, Op> {
           fetch_tokens(step + S::kStages);
         }
       }
+      if constexpr (S::kLate) {
+        if (turn == (S::kSteps - S::kStages) / S::kGroups - 1) pdl_trigger();
+      }
     }
     this->probe(5);
     __syncthreads();  // nobody reads what lies where the sums go
@@ -202,7 +227,15 @@ class StreamedProduct : protected FewRows<S, Op> {
                                                 float (&totals)[4]) const {
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const int k = (S::kTurned ? columns(step) : step * 64) + part * 16 + lane_ % 4 * 2;
+      int k = step * 64 + part * 16 + lane_ % 4 * 2;
+      if constexpr (S::kLate) k += (columns(step) - step) * 64;
+      if constexpr (S::kTurned) k += turned(step) - step * 64;
+      if constexpr (S::kMaxTokens < 48) {
+        if (slab_ != 3 && slab_ >= S::kMaxTokens / 16) {
+          x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
+          continue;
+        }
+      }
       if (slab_ == 3) {
         const bool holds = S::kNorm && lane_ < 16;
         const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;
@@ -240,8 +273,12 @@ class StreamedProduct : protected FewRows<S, Op> {
     float* target = floats(S::kPartials + group_ * S::kPartial) + lane_ % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int token = slab_ * 16 + half * 8 + lane_ / 4;
-      const bool keep = token < S::kMaxTokens ? token < in_.tokens : token < S::kTokens;
+      int token = slab_ * 16 + half * 8 + lane_ / 4;
+      bool keep = token < S::kMaxTokens ? token < in_.tokens : token < S::kTokens;
+      if constexpr (S::kMaxTokens < 48) {
+        if (slab_ == 3) token += S::kMaxTokens - 48;  // what is no row of x
+        keep = slab_ == 3 ? token < S::kTokens : token < in_.tokens;
+      }
 #pragma unroll
       for (int j = 0; j < S::kRows / 8; ++j) {
         store_shared_if(keep, target + token * S::kPitch + j * 8,
@@ -254,6 +291,7 @@ class StreamedProduct : protected FewRows<S, Op> {
                                                 const float (&totals)[4]) const {
     const int row = lane_ / 4;
     if (slab_ == 3 || lane_ % 4 != row / 2) return;  // no rows of x, or not on the diagonal
+    if (S::kMaxTokens < 48 && slab_ >= S::kMaxTokens / 16) return;
     const int at = group_ * S::kTokens + slab_ * 16 + row;
     floats(S::kSquares)[at] = row % 2 ? squares[1] : squares[0];
     floats(S::kSquares)[at + 8] = row % 2 ? squares[3] : squares[2];

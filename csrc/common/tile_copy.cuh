@@ -68,22 +68,16 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, uint32_t share
       : "memory");
 }
 
-// Asks for a tile into L2.
-__device__ __forceinline__ void ask_l2(const CUtensorMap& map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map),
-               "r"(column), "r"(row)
+// Asks for the tile at (column, row) in the second-level cache.
+__device__ __forceinline__ void prefetch_tile(const CUtensorMap& map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column),
+               "r"(row)
                : "memory");
 }
 
-// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
-__device__ __forceinline__ void ask_share(const void* next, int bytes) {
-  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
-  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
-  if (size <= 0) return;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                   static_cast<const unsigned char*>(next) + first),
-               "r"(size)
-               : "memory");
+// Asks for a run of bytes (a multiple of 16) in the second-level cache.
+__device__ __forceinline__ void prefetch_run(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 // A box of a map of four dimensions, whole in the second and third, into shared memory.

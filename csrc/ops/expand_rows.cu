@@ -1,7 +1,10 @@
 // expand_rows: out[r, c] = weight[r, c] * scale[r], 8-bit numbers of a packed weight as bf16
 // weight [N, K] int8 or E4M3 and out [N, K] bf16 without gaps; scale [N] float32; one rounding
-// needs K % 8 == 0, out 16-byte and weight 8-byte aligned; grid ceil(N K / 8 / 256)
-// bound: memory, 3 N K bytes
+// of four bits: (n - 8) * scale of the run of columns, both in rows, or in tiles of 64 rows
+// (flashrt_core/kernels/four_bits.py)
+// needs K % 8 == 0, runs of a multiple of 8, out 16-byte and weight 8-byte aligned, of four bits 4-byte;
+// grid ceil(N K / 8 / 256)
+// bound: memory, 3 N K bytes; 2.5 of four bits
 #include "../common/pdl.cuh"
 #include "../common/quantise.cuh"
 
@@ -44,6 +47,36 @@ __device__ __forceinline__ void expand_rows(const T* weight, const float* scale,
   store8(out + at, v);
 }
 
+// Eight columns of a row.
+__device__ __forceinline__ void expand_four_bits(const uint8_t* weight, const float* scale, bf16* out,
+                                                 int depth, int count, int run, int tiles) {
+  pdl_trigger();
+  const int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= count) {
+    pdl_wait();
+    return;
+  }
+  const int row = at / (depth / 8), column = at % (depth / 8) * 8, runs = depth / run;
+  float v[8], factor;
+  if (tiles) {
+    const size_t tile = static_cast<size_t>(row / 64) * (depth / 64) + column / 64;
+    const int thread = row % 64 / 16 * 32 + row % 16 / 2 * 4;
+    const uint8_t* p = weight + tile * 2048 + thread * 16 + column % 64 / 16 * 4 + column / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = static_cast<float>(p[i / 2 * 16 + i % 2 * 2] >> row % 2 * 4 & 15);
+    factor = scale[(static_cast<size_t>(row / 64) * runs + column / run) * 64 + row % 64];
+  } else {
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(weight + static_cast<size_t>(at) * 4);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = static_cast<float>(word >> 4 * i & 15);
+    factor = scale[static_cast<size_t>(row) * runs + column / run];
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = (v[i] - 8.0f) * factor;
+  pdl_wait();
+  store8(out + static_cast<size_t>(at) * 8, v);
+}
+
 }  // namespace flashrt
 
 #define FLASHRT_EXPAND_ROWS(name, T)                                                               \
@@ -54,3 +87,9 @@ __device__ __forceinline__ void expand_rows(const T* weight, const float* scale,
 
 FLASHRT_EXPAND_ROWS(expand_rows_i8, int8_t)
 FLASHRT_EXPAND_ROWS(expand_rows_e4m3, flashrt::e4m3)
+
+extern "C" __global__ void __launch_bounds__(256)
+    expand_rows_w4(const uint8_t* weight, const float* scale, flashrt::bf16* out, int depth, int count,
+                   int run, int tiles) {
+  flashrt::expand_four_bits(weight, scale, out, depth, count, run, tiles);
+}

@@ -6,7 +6,7 @@
 // or int8 with weight_scale [N] float32, packed: x has rows x_stride elements apart
 // act as in activation.cuh, without the form with the error function
 // float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
-// needs A <= 48, or 44 with int8 behind a norm, K as named, N a multiple of the rows of a block; grid of
+// needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and 32 else; K as named, N a multiple of the rows of a block; grid of
 // N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
 #pragma once  // trial_forms.cu makes further forms of its kernels
@@ -126,6 +126,20 @@ static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
 using Linear6144x96 = StreamedShape<96, 12, 8, 4, false>;
 static_assert(Linear6144x96::kSharedBytes == 92208, "as the launcher has it");
 
+// For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named
+// for the rows of a block, and for the most tokens where another takes more. Any that follow each other in
+// a network fit side by side on a multiprocessor.
+using NormLinear3072x96 = StreamedShape<96, 12, 4, 6, true, 16, true>;
+static_assert(NormLinear3072x96::kSharedBytes == 102464, "as the launcher has it");
+using NormLinear3072x144 = StreamedShape<144, 24, 2, 4, true, 16, true>;
+static_assert(NormLinear3072x144::kSharedBytes == 109552, "as the launcher has it");
+using NormLinear3072x112 = StreamedShape<112, 48, 1, 6, true, 16, true>;
+static_assert(NormLinear3072x112::kSharedBytes == 129472, "as the launcher has it");
+using Linear3072x96Few = StreamedShape<96, 12, 4, 6, false, 16, true>;
+static_assert(Linear3072x96Few::kSharedBytes == 92224, "as the launcher has it");
+using Linear3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
+static_assert(Linear3072x96::kSharedBytes == 110656, "as the launcher has it");
+
 // Named for K and the blocks of a cluster.
 using NormLinear1536By2I8 = WarpgroupShape<48, 6, 2, From::kRegisters, 1, true, int8_t, true>;
 static_assert(NormLinear1536By2I8::kSharedBytes == 48416, "as the launcher has it");
@@ -142,6 +156,11 @@ FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_32_bf16_sm90, NormLinear1536x3
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_48_bf16_sm90, NormLinear1536x48, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_72_bf16_sm90, NormLinear1536x72, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x96, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_96_bf16_sm90, NormLinear3072x96, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_144_bf16_sm90, NormLinear3072x144, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_112_bf16_sm90, NormLinear3072x112, 2)
+FLASHRT_LINEAR(linear_k3072_96_16_bf16_sm90, Linear3072x96Few, 2)
+FLASHRT_LINEAR(linear_k3072_96_bf16_sm90, Linear3072x96, 2)
 FLASHRT_LINEAR(linear_k1536_32_bf16_sm90, Linear1536x32, 2)
 FLASHRT_LINEAR(linear_k1536_48_bf16_sm90, Linear1536x48, 2)
 FLASHRT_LINEAR(linear_k1536_96_bf16_sm90, Linear1536x96, 2)

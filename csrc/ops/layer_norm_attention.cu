@@ -22,8 +22,8 @@ namespace flashrt {
 // The product's shape, with other things received: of kOwnTokens rows and four vectors, all sums.
 // kTensors: of W, 1 (q) or 3 (q, k and v).
 template <int kTensors_, int kStages_, class Attention_, bool kAskL2_ = false, bool kTurned_ = false>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, kAskL2_, kTurned_> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, kAskL2_, kTurned_>;
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, kAskL2_, kTurned_> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, kAskL2_, kTurned_>;
   using Attention = Attention_;
   using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
   using Base::kTotals;

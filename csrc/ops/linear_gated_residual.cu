@@ -1,13 +1,15 @@
-// linear_gated_residual: y += gate * (x W^T), in place
+// linear_gated_residual: y += gate * (x W^T + b), in place; b [N] bf16 or null, in the kernels with tiles of
+// x and of W; the others have none
 // x [A, K], y [A, N] bf16, rows *_stride elements apart; gate [N] float32
 // W [N, K] bf16, or int8 with weight_scale [N] float32; packed
 // float32 throughout, one rounding into y
-// needs K = 2048 or 4096, N a multiple of the rows of a block, 16-byte aligned rows; no workspace
+// needs K = 2048 or 4096, or 3072 or 14336 in those with tiles of both; N a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
 #pragma once  // trial_forms.cu makes further forms of its kernels
 
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
+#include "../common/streamed_product_sm90.cuh"
 
 namespace flashrt {
 
@@ -41,6 +43,27 @@ struct GatedResidual : NeighbourRows<S> {
   }
 };
 
+// The same with a bias behind the product.
+template <class S>
+struct BiasedGatedResidual : GatedResidual<S> {
+  const bf16* bias;
+  float4 offsets;
+
+  __device__ __forceinline__ void prepare(int tile, int item) {
+    GatedResidual<S>::prepare(tile, item);
+    offsets = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (!bias) return;
+    const uint2 v = *reinterpret_cast<const uint2*>(bias + tile * S::kRows + item * 4);
+    const float2 low = unpack2(v.x), high = unpack2(v.y);
+    offsets = {low.x, low.y, high.x, high.y};
+  }
+
+  __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
+    GatedResidual<S>::finish(tile, token, item,
+                             {v.x + offsets.x, v.y + offsets.y, v.z + offsets.z, v.w + offsets.w});
+  }
+};
+
 }  // namespace flashrt
 
 #define FLASHRT_RESIDUAL(name, Shape, blocks)                                                      \
@@ -62,6 +85,17 @@ struct GatedResidual : NeighbourRows<S> {
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, nullptr, weight_scale, &weight, nullptr, nullptr, 0.0f, tokens, x_stride},             \
         flashrt::GatedResidual<flashrt::Shape>{{}, y, gate, y_stride, {}, {}});                    \
+  }
+
+// The same with bias, and both x and the weight as maps of tiles.
+#define FLASHRT_RESIDUAL_STREAMED(name, Shape, blocks)                                             \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const flashrt::bf16* bias, const float* gate, flashrt::bf16* y, int tokens,             \
+           int y_stride) {                                                                         \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
+        flashrt::BiasedGatedResidual<flashrt::Shape>{{{}, y, gate, y_stride, {}, {}}, bias, {}});  \
   }
 
 namespace flashrt {
@@ -120,6 +154,16 @@ static_assert(Down56I8Sm90::kSharedBytes == 44832, "as the launcher has it");
 using Down64I8Sm90 = WarpgroupShape<64, 4, 8, From::kRegisters, 1, false, int8_t>;
 static_assert(Down64I8Sm90::kSharedBytes == 51232, "as the launcher has it");
 
+// Named for the rows of a block; up to 32 tokens, or fewer where the name says so.
+using Streamed3072x96Few = StreamedShape<96, 12, 4, 6, false, 16, true>;
+static_assert(Streamed3072x96Few::kSharedBytes == 92224, "as the launcher has it");
+using Streamed14336x96Few = StreamedShape<96, 56, 4, 6, false, 16, true>;
+static_assert(Streamed14336x96Few::kSharedBytes == 92224, "as the launcher has it");
+using Streamed3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
+static_assert(Streamed3072x96::kSharedBytes == 110656, "as the launcher has it");
+using Streamed14336x96 = StreamedShape<96, 56, 4, 6, false, 32, true>;
+static_assert(Streamed14336x96::kSharedBytes == 110656, "as the launcher has it");
+
 }  // namespace flashrt
 
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_16_bf16, Out16, 2)
@@ -153,4 +197,8 @@ FLASHRT_RESIDUAL(linear_gated_residual_k2048_56_i8_sm90, Out56I8Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k2048_64_i8_sm90, Out64I8Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_56_i8_sm90, Down56I8Sm90, 2)
 FLASHRT_RESIDUAL(linear_gated_residual_k4096_64_i8_sm90, Down64I8Sm90, 2)
+FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k3072_96_16_bf16_sm90, Streamed3072x96Few, 2)
+FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k14336_96_16_bf16_sm90, Streamed14336x96Few, 2)
+FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k3072_96_bf16_sm90, Streamed3072x96, 2)
+FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k14336_96_bf16_sm90, Streamed14336x96, 2)
 #endif

@@ -117,3 +117,67 @@ extern "C" __global__ void __launch_bounds__(256)
     *reinterpret_cast<uint32_t*>(target + half + column) = pack2(high.x, high.y);
   }
 }
+
+// With RMS norms of whole rows of q and of k (gains [Hq d], [Hkv d] float32, or null) in front of the turn,
+// and rows of the caches that `rows` [M] names (null: row i). A thread has eight numbers and their partners
+// half a head further, and eight values.
+// needs d % 16 == 0, (Hq + Hkv) d <= 16384, 16-byte aligned rows; one block a row
+extern "C" __global__ void __launch_bounds__(1024)
+    qkv_row_norm_rope_kv_bf16(const bf16* qkv, const float* rope, const float* q_norm,
+                              const float* k_norm, const int* rows, bf16* q, bf16* k, bf16* v,
+                              int q_heads, int kv_heads, int head_dim, int qkv_stride, int rope_stride,
+                              int q_stride, int k_stride, int v_stride, float eps) {
+  __shared__ float slots[2][32];
+  pdl_trigger();
+  const size_t row = blockIdx.x;
+  const int half = head_dim / 2, vectors = half / 8;  // vectors of eight angles a head
+  const int turned = (q_heads + kv_heads) * vectors, item = threadIdx.x;
+  const int head = item / vectors, column = item % vectors * 8;
+  const bool inside = item < turned, of_q = head < q_heads;
+  const float* gains = of_q ? q_norm : k_norm;
+  float first_gain[8], second_gain[8], first[8] = {}, second[8] = {};
+  if (inside && gains) {
+    const float* gain = gains + (of_q ? head : head - q_heads) * head_dim + column;
+    load8(gain, first_gain);
+    load8(gain + half, second_gain);
+  }
+  pdl_wait();
+  const bf16* source = qkv + row * qkv_stride;
+  const size_t at = rows ? rows[row] : row;
+  for (int i = item; i < 2 * kv_heads * vectors; i += blockDim.x) {  // values: copied as they are
+    *reinterpret_cast<uint4*>(v + at * v_stride + i * 8) =
+        *reinterpret_cast<const uint4*>(source + (q_heads + kv_heads) * head_dim + i * 8);
+  }
+  if (inside) {
+    load8(source + head * head_dim + column, first);
+    load8(source + head * head_dim + half + column, second);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) squares += first[i] * first[i] + second[i] * second[i];
+  const float q_sum = block_sum(of_q ? squares : 0.0f, slots[0]);
+  const float k_sum = block_sum(of_q ? 0.0f : squares, slots[1]);
+  if (!inside) return;
+  if (gains) {
+    const float mean = of_q ? q_sum / (q_heads * head_dim) : k_sum / (kv_heads * head_dim);
+    const float scale = rsqrtf(mean + eps);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      first[i] *= scale * first_gain[i];
+      second[i] *= scale * second_gain[i];
+    }
+  }
+  const float* angles = rope + row * rope_stride + column;
+  float cosine[8], sine[8], left[8], right[8];
+  load8(angles, cosine);
+  load8(angles + half, sine);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    left[i] = first[i] * cosine[i] - second[i] * sine[i];
+    right[i] = second[i] * cosine[i] + first[i] * sine[i];
+  }
+  bf16* target = of_q ? q + row * q_stride + head * head_dim
+                      : k + at * k_stride + (head - q_heads) * head_dim;
+  store8(target + column, left);
+  store8(target + half + column, right);
+}

@@ -19,21 +19,21 @@
 #if defined(FLASHRT_SM90A) || !defined(__CUDA_ARCH__)
 namespace flashrt {
 
-using EarlyNorm24By2 = StreamedShape<24, 12, 2, 8, true, true, true>;
+using EarlyNorm24By2 = StreamedShape<24, 12, 2, 8, true, 48, false, true, true>;
 static_assert(EarlyNorm24By2::kSharedBytes == 88208, "as the launcher has it");
-using EarlyNorm48By4 = StreamedShape<48, 6, 4, 6, true, true, true>;
+using EarlyNorm48By4 = StreamedShape<48, 6, 4, 6, true, 48, false, true, true>;
 static_assert(EarlyNorm48By4::kSharedBytes == 90176, "as the launcher has it");
-using EarlyNorm72By2 = StreamedShape<72, 12, 2, 4, true, true, true>;
+using EarlyNorm72By2 = StreamedShape<72, 12, 2, 4, true, 48, false, true, true>;
 static_assert(EarlyNorm72By2::kSharedBytes == 85872, "as the launcher has it");
-using EarlyNorm96By2 = StreamedShape<96, 12, 2, 4, true, true, true>;
+using EarlyNorm96By2 = StreamedShape<96, 12, 2, 4, true, 48, false, true, true>;
 static_assert(EarlyNorm96By2::kSharedBytes == 103152, "as the launcher has it");
-using Early24By2 = StreamedShape<24, 12, 2, 8, false, true, true>;
+using Early24By2 = StreamedShape<24, 12, 2, 8, false, 48, false, true, true>;
 static_assert(Early24By2::kSharedBytes == 78416, "as the launcher has it");
-using Early48By4 = StreamedShape<48, 6, 4, 6, false, true, true>;
+using Early48By4 = StreamedShape<48, 6, 4, 6, false, 48, false, true, true>;
 static_assert(Early48By4::kSharedBytes == 83008, "as the launcher has it");
-using Early96By6 = StreamedShape<96, 16, 6, 4, false, true, true>;
+using Early96By6 = StreamedShape<96, 16, 6, 4, false, 48, false, true, true>;
 static_assert(Early96By6::kSharedBytes == 92208, "as the launcher has it");
-using Early96By8 = StreamedShape<96, 12, 8, 4, false, true, true>;
+using Early96By8 = StreamedShape<96, 12, 8, 4, false, 48, false, true, true>;
 static_assert(Early96By8::kSharedBytes == 92208, "as the launcher has it");
 using EarlyContext = NormAttentionShape<1, 6, heads::Shape<48, 1, 8>, true, true>;
 static_assert(EarlyContext::kSharedBytes == 121760, "as the launcher has it");
@@ -119,7 +119,7 @@ static_assert(WideGeglu14I8::kSharedBytes == 15136, "as the launcher has it");
 using WideDown16I8 = WarpgroupShape<16, 8, 4, From::kRegisters, 4, false, int8_t, false, true>;
 static_assert(WideDown16I8::kSharedBytes == 12832, "as the launcher has it");
 
-using HeadsShort48 = heads::Shape<48, 1, 4, 0, true>;
+using HeadsShort48 = heads::Shape<48, 1, 4, 0, false, 1, true>;
 static_assert(HeadsShort48::kSharedBytes == 14336, "as the launcher has it");
 
 }  // namespace flashrt

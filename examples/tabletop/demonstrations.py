@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,15 @@ class Demonstrations:
     task: Array
     episode: Array
     instructions: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it: which recordings these are, wherever they lie."""
+        found = hashlib.sha256(repr(self.instructions).encode())
+        for part in (self.images, self.state, self.chunk, self.task, self.episode):
+            found.update(f"{part.dtype}{part.shape}".encode())
+            found.update(np.ascontiguousarray(part).data)
+        return found.hexdigest()
 
     def take(self, rows: Array) -> Demonstrations:
         """Some of the decisions; ``rows`` [N] bool or indices."""

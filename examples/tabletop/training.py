@@ -31,6 +31,11 @@ from .training_log import TrainingLog
 ABSOLUTE = ("gripper",)  # its targets are not relative to where it is
 _WARM_UP = 0.03  # of the run
 _LAST_RATE = 0.02  # of the learning rate, at the end
+#: What a run is; the others of its options may change from call to call.
+_SETTINGS = (
+    *("preset", "batch", "samples", "rate", "decay", "average"),
+    *("held_out", "seed", "float32"),
+)
 _LOOKS = 20  # steps of a GPU between looks at the loss, each of which waits for it
 #: What reading a state of any content may raise.
 _FOREIGN = (
@@ -83,6 +88,7 @@ class Training:
         self._saved = ""
         self._unseen: list[torch.Tensor] = []
         self.stats: dict[str, Any] = {}
+        self._recordings: dict[str, Any] = {}
         self.log = TrainingLog(command)
         if options.resume:
             self._restore()
@@ -195,7 +201,8 @@ class Training:
         )
         self.log.save(self.options.output, figure=not self.options.no_figure)
         state = {
-            "preset": self.config.preset,
+            "settings": {name: getattr(self.options, name) for name in _SETTINGS},
+            "recordings": self._recordings,
             "model": self.model.state_dict(),
             "average": self.average.weights,
             "optimiser": self.optimiser.state_dict(),
@@ -220,8 +227,9 @@ class Training:
         try:
             state = torch.load(path, map_location=self.device)
             log = json.loads(state["log"])
-            preset = state.get("preset") or log["runs"][-1]["network"]["preset"]
-            if preset == self.config.preset:
+            settings = {name: state["settings"][name] for name in _SETTINGS}
+            now = {name: getattr(self.options, name) for name in _SETTINGS}
+            if settings == now:
                 self._take(state, log)
         except _FOREIGN as error:
             raise OptionError(
@@ -230,13 +238,18 @@ class Training:
                 got=f"{type(error).__name__}: {error}",
                 remedy="start anew with --overwrite",
             ) from error
-        if preset != self.config.preset:
-            raise OptionError(
-                "option '--preset'",
-                expected=f"'{preset}', of which the state '{path}' is",
-                got=f"'{self.config.preset}'",
-                remedy=f"give --preset {preset}",
-            )
+        for name, was in settings.items():
+            if was != now[name]:
+                option = f"--{name.replace('_', '-')}"
+                give = f"give {option} {was}"
+                if isinstance(was, bool):
+                    give = f"give {option}" if was else f"leave {option} out"
+                raise OptionError(
+                    f"option '{option}'",
+                    expected=f"{was!r}, as in the run of the state '{path}'",
+                    got=f"{now[name]!r}",
+                    remedy=f"{give}, or start anew with --overwrite",
+                )
         if self._share() >= 1.0:
             raise OptionError(
                 "options '--minutes' and '--steps'",
@@ -250,14 +263,15 @@ class Training:
         Pi05(self.config).load_state_dict(state["average"])  # refuses what does not fit
         self.average.weights = state["average"]
         self.optimiser.load_state_dict(state["optimiser"])
-        self.optimiser.param_groups[0]["weight_decay"] = self.options.decay
         self.step, self.seconds = int(state["step"]), float(state["seconds"])
+        self._recordings = {name: state["recordings"][name] for name in ("digest", "decisions")}
         self.stats = {name: value.cpu().numpy() for name, value in state["stats"].items()}
         self.log.go_on(log)
         self.generator.manual_seed(self.options.seed + self.step)
 
     def _data(self) -> tuple[Samples, Samples]:
         data = load(self.options.data)
+        self._check_same(data)
         joints = [not any(part in name for part in ABSOLUTE) for name in JOINTS]
         if not self.stats:
             self.stats = statistics(data.state, relative(data.chunk, data.state, joints))
@@ -275,6 +289,20 @@ class Training:
             Samples(part, encoder, self.config.action_dim, self.device) for part in parts
         )
         return train, test
+
+    def _check_same(self, data: Demonstrations) -> None:
+        """OptionError where a run would go on with other recordings than it began with."""
+        found = {"digest": data.digest, "decisions": len(data.state)}
+        was = self._recordings or found
+        if was != found:
+            raise OptionError(
+                "option '--data'",
+                expected=f"the {was['decisions']} decisions that the state "
+                f"'{state_of(self.options.output)}' was trained on",
+                got=f"{found['decisions']} of other recordings, '{self.options.data}'",
+                remedy="give those, or start anew with --overwrite",
+            )
+        self._recordings = found
 
     def _share(self) -> float:
         """Of the run that is over."""

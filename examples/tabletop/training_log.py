@@ -82,10 +82,7 @@ class TrainingLog:
                 self._draw(part)
 
     def _draw(self, path: Path) -> None:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from flashrt_core.plotting import pyplot
 
         figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
         for key, label in (("points", "training"), ("held_out", "held-out episodes, averaged")):

@@ -17,12 +17,13 @@ from ..outputs import check_output
 from ..policies import find_policy
 from .capsules import CapsuleResult, measure
 from .case import Case, check_views
-from .latency import check_options
+from .latency import PLAN, check_options
 from .machine import gpu_state, require_idle_gpu
 from .report import CAPSULE_ROWS, describe_run, write_json
 
 _CPU = "the CPU device: torch's references in this process; these times say nothing of a GPU"
 _MOST_TRIALS = 1_000_000
+_DEVICES = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,13 @@ class CapsuleBenchOptions:
     """What to measure.
 
     Attributes:
-        policy, preset, checkpoint, precision, device: as in LoadOptions.
+        plan: what is measured, but for the sizes that a case has.
         cases: shapes; empty means the policy's own.
         trials: how often each is timed and compared.
         output: JSON file; None writes none.
     """
 
-    policy: str = "pi05"
-    preset: str = "base"
-    checkpoint: str = "random:0"
-    precision: str = "bf16"
-    device: str = "cuda"
+    plan: LoadOptions = PLAN
     cases: tuple[Case, ...] = ()
     trials: int = 64
     output: Path | None = None
@@ -57,19 +54,13 @@ def run_capsule_bench(options: CapsuleBenchOptions, console: Console) -> dict[st
         OutputError: a file could not be written although that was tried before.
     """
     options = _checked(options)
-    plan = LoadOptions(
-        policy=options.policy,
-        preset=options.preset,
-        checkpoint=options.checkpoint,
-        device=options.device,
-        precision=options.precision,
-    )
-    if options.device == "cuda":
+    plan = options.plan
+    if plan.device == "cuda":
         require_idle_gpu()
     found, state = [], {}
     for case in options.cases:
         found.append(measure(case, plan, options.trials))
-        if options.device == "cuda":
+        if plan.device == "cuda":
             state = gpu_state()  # right behind what was timed
     result = described(found, state)
     console.print(table(result))
@@ -123,27 +114,23 @@ def table(result: dict[str, Any]) -> Table:
 
 def _checked(options: CapsuleBenchOptions) -> CapsuleBenchOptions:
     """The options with what they leave open filled in; what is wrong with them is said now."""
-    policy = find_policy(options.policy)
-    for name, known in (("device", ("cuda", "cpu")),):
-        if (given := getattr(options, name)) not in known:
-            option = f"option {name!r} of bench capsule"
-            raise OptionError(option, expected=f"one of {list(known)}", got=repr(given))
+    policy = find_policy(options.plan.policy)
+    if (device := options.plan.device) not in _DEVICES:
+        raise OptionError(
+            "option 'device' of bench capsule",
+            expected=f"one of {list(_DEVICES)}",
+            got=repr(device),
+        )
     if not 1 <= options.trials <= _MOST_TRIALS:
         raise OptionError(
             "option 'trials' of bench capsule",
             expected=f"1 to {_MOST_TRIALS:,}",
             got=options.trials,
         )
-    own = Case(*policy.measures.capsule_case, steps=policy.measures.steps)
+    own = Case(*policy.measures.capsule_case, steps=options.plan.steps or policy.measures.steps)
     cases = tuple(dict.fromkeys(options.cases or (own,)))
     check_views(cases, policy)
     for case in cases:
-        check_options(
-            case,
-            policy=options.policy,
-            preset=options.preset,
-            checkpoint=options.checkpoint,
-            precision=options.precision,
-        )
+        check_options(case, options.plan)
     output = options.output and check_output("--output", options.output)
     return replace(options, cases=cases, output=output)

@@ -24,7 +24,7 @@ from ..session import NOISE, Decision, Session, noise_for
 from ..weights import open_weights
 from .case import Case, percentiles
 from .latency import shaped
-from .scene import OBSERVATIONS, PROMPT, STATE_DIM, look_back, observations
+from .scene import OBSERVATIONS, PROMPT, look_back, observations
 
 _T = TypeVar("_T")
 _OTHER, _BRANCH, _MARK = "other", "branch", "mark"
@@ -143,14 +143,13 @@ def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:
 
     Args:
         case: the shape.
-        options: policy, checkpoint, device and precision; the rest comes from the case.
+        options: the plan, but for the sizes that the case has.
         trials: how often everything is timed and compared, behind some that are not.
 
     Raises what :func:`load` raises.
     """
     options = replace(
         shaped(options, case),
-        state_dim=STATE_DIM,
         prompt=PROMPT,
         max_sessions=3,
         capsule_slots=1,

@@ -49,10 +49,10 @@ def parse_cases(text: str, steps: int = 10) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def default_cases(policy: Policy) -> tuple[Case, ...]:
-    """What is measured of a policy when nothing is asked for."""
+def default_cases(policy: Policy, steps: int | None = None) -> tuple[Case, ...]:
+    """What is measured of a policy when no case is asked for; with its own steps, or so many."""
     measures = policy.measures
-    return tuple(Case(*case, steps=measures.steps) for case in measures.cases)
+    return tuple(Case(*case, steps=steps or measures.steps) for case in measures.cases)
 
 
 def check_views(cases: Sequence[Case], policy: Policy) -> None:

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from ..devices.overlap import DEFAULT, FRONTS, Overlap
 from ..errors import NumericsError, OptionError
+from ..load import LoadOptions, plans_of
 from ..outputs import check_figure, check_output
 from ..policies import find_policy
 from ..policies.base import Policy
 from .case import Case, check_views, default_cases
-from .latency import Bench, CaseResult, check_options
+from .latency import PLAN, Bench, CaseResult, check_options
 from .machine import gpu_only, require_idle_gpu
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, peer_lines, table, write_json
@@ -44,8 +45,8 @@ class BenchOptions:
     """What to measure.
 
     Attributes:
-        policy, preset, checkpoint, device: as in LoadOptions.
-        precision: plans, separated by commas, measured one behind the other.
+        plan: what is measured, but for the sizes that a case has; of several precision plans,
+            separated by commas, one behind the other.
         cases: shapes; empty means the policy's own.
         samples: decisions that are timed, each on an observation other than the last.
         overlap: "on", "off", or classes of boundaries as :meth:`Overlap.parse` reads them; "both"
@@ -62,11 +63,7 @@ class BenchOptions:
         figure: file of a figure; None draws none.
     """
 
-    policy: str = "pi05"
-    preset: str = "base"
-    checkpoint: str = "random:0"
-    precision: str = "bf16"
-    device: str = "cuda"
+    plan: LoadOptions = PLAN
     cases: tuple[Case, ...] = ()
     samples: int = 200
     overlap: str = DEFAULT
@@ -97,15 +94,10 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     with gpu_only(_INSTEAD):
         require_idle_gpu()
-        for precision in _plans(options):
-            bench = Bench(
-                policy=options.policy,
-                preset=options.preset,
-                checkpoint=options.checkpoint,
-                precision=precision,
-            )
+        for plan in plans_of(options.plan):
+            bench = Bench(plan)
             try:
-                lines += _measure(bench, replace(options, precision=precision), cases)
+                lines += _measure(bench, replace(options, plan=plan), cases)
             finally:
                 bench.close()
     lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))  # stable
@@ -119,7 +111,7 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     if options.output is not None:
         write_json(result, options.output)
     if options.figure is not None:
-        draw(result, options.figure, find_policy(options.policy).measures.title)
+        draw(result, options.figure, find_policy(options.plan.policy).measures.title)
     if qualified and not known:  # not before the file is there: measuring took minutes
         raise _error(
             "fidelity",
@@ -128,10 +120,6 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
             remedy="give flashrt qualify the sizes of a case: --views, --prompt-buckets, --horizon",
         )
     return result
-
-
-def _plans(options: BenchOptions) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in options.precision.split(",")))
 
 
 def read_fidelity(path: Path) -> dict[str, dict[str, Any]]:
@@ -152,18 +140,18 @@ def _checked(options: BenchOptions) -> BenchOptions:
 
     Neither a device nor a file of weights has been opened, and nothing measured.
     """
-    for name, known, remedy in (
-        ("device", ("cuda",), _INSTEAD),
-        ("peer", ("", "lerobot"), None),
+    for name, given, known, remedy in (
+        ("device", options.plan.device, ("cuda",), _INSTEAD),
+        ("peer", options.peer, ("", "lerobot"), None),
     ):
-        if (given := getattr(options, name)) not in known:
+        if given not in known:
             expected = f"one of {list(known)}"
             raise _error(name, expected=expected, got=repr(given), remedy=remedy)
     if not 1 <= options.samples <= _MOST_SAMPLES:
         raise _error("samples", expected=f"1 to {_MOST_SAMPLES:,}", got=options.samples)
-    policy = find_policy(options.policy)
+    policy = find_policy(options.plan.policy)
     _check_overlap(options)
-    cases = tuple(dict.fromkeys(options.cases or default_cases(policy)))
+    cases = tuple(dict.fromkeys(options.cases or default_cases(policy, options.plan.steps)))
     check_views(cases, policy)
     for name in ("peer_cases", "overlap_cases"):
         if unknown := [case for case in getattr(options, name) if case not in cases]:
@@ -172,14 +160,8 @@ def _checked(options: BenchOptions) -> BenchOptions:
     _check_peer(options)
     for case in cases:
         # Preset, precision, checkpoint and sizes, as loading would refuse them.
-        for precision in _plans(options):
-            check_options(
-                case,
-                policy=options.policy,
-                preset=options.preset,
-                checkpoint=options.checkpoint,
-                precision=precision,
-            )
+        for plan in plans_of(options.plan):
+            check_options(case, plan)
     changed: dict[str, Any] = {"cases": cases}
     if options.output is not None:
         changed["output"] = check_output("--output", options.output)
@@ -195,7 +177,7 @@ def _error(name: str, **details: Any) -> OptionError:
 
 
 def _check_overlap(options: BenchOptions) -> None:
-    stages = find_policy(options.policy).measures.stages
+    stages = find_policy(options.plan.policy).measures.stages
     if options.overlap not in _WAYS:
         try:
             known = (Overlap.parse(options.overlap).stages or frozenset()) <= set(stages)
@@ -222,15 +204,15 @@ def _check_peer(options: BenchOptions) -> None:
                 raise _error(name, expected="--peer", got="none", remedy="add --peer lerobot")
         return
     check_paths(options.peer_paths or PATHS)
-    if options.preset != "base":
-        raise _error("preset", expected="'base', the peer's sizes", got=repr(options.preset))
-    require_lerobot(options.policy)  # said before minutes are spent
+    if (preset := options.plan.preset) != "base":
+        raise _error("preset", expected="'base', the peer's sizes", got=repr(preset))
+    require_lerobot(options.plan.policy)  # said before minutes are spent
 
 
 def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    first, *others = _ways(options.overlap, find_policy(options.policy))
+    first, *others = _ways(options.overlap, find_policy(options.plan.policy))
     found = list(bench.run(cases, options.samples, overlap=first, traced=options.trace))
-    lines = [result.to_json(options.precision) | {"overlap": first} for result in found]
+    lines = [result.to_json(str(options.plan.precision)) | {"overlap": first} for result in found]
     chosen = [
         (line, result)
         for line, result in zip(lines, found, strict=True)
@@ -240,7 +222,7 @@ def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list
         again = bench.run([result.case for _, result in chosen], options.samples, overlap=overlap)
         for (line, result), other in zip(chosen, again, strict=True):
             _check_bits(result, other, overlap)
-            times = other.to_json(options.precision)
+            times = other.to_json(str(options.plan.precision))
             ways = line.setdefault("other_overlaps", {})
             ways[overlap] = {name: times[name] for name in ("replay_ms", "stage_ms")}
             line["overlap_equal_bits"] = True
@@ -257,14 +239,14 @@ def _add_peers(options: BenchOptions, result: dict[str, Any], console: Console) 
         (case, line)
         for line in result["cases"]
         if (case := _case_of(line)) in (options.peer_cases or options.cases)
-        and line["precision"] == _plans(options)[0]
+        and line["precision"] == plans_of(options.plan)[0].precision
     ]
     missing = [{"case": str(case), "path": path} for case, _ in chosen for path in paths]
     try:
         for case, line in chosen:
             rows = line.setdefault("peers", [])
             _keep(options, result, missing)
-            for row in run_peer(case, options.samples, paths, options.policy):
+            for row in run_peer(case, options.samples, paths, options.plan.policy):
                 rows.append(with_ratios(row, line))
                 missing.remove({"case": str(case), "path": row["path"]})
                 _keep(options, result, missing)

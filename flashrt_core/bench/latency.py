@@ -35,6 +35,8 @@ from .scene import OBSERVATIONS, PROMPT, STATE_DIM, look_back, observations
 from .trace import KernelTime, totals, trace
 
 _WARM_UP = 30
+#: What is measured when nothing is said.
+PLAN = LoadOptions(preset="base", device="cuda", precision="bf16")
 
 
 @dataclass
@@ -88,19 +90,17 @@ class Bench:
     first case is the one with the most prefix rows.
 
     Args:
-        policy, preset, checkpoint, precision: as in LoadOptions.
+        plan: what is measured, but for the sizes that a case has.
 
     Attributes:
         library: digest of the kernels that ran; None before the first case.
         gpu: what nvidia-smi tells, read right behind the timed decisions of the latest case.
     """
 
-    def __init__(
-        self, *, preset: str, checkpoint: str, precision: str, policy: str = "pi05"
-    ) -> None:
+    def __init__(self, plan: LoadOptions) -> None:
         self.library: str | None = None
         self.gpu: dict[str, str] = {}
-        self._options = _plan(policy, preset, checkpoint, precision)
+        self._options = replace(plan, max_sessions=1, capsule_slots=0)
         self._packed: Session | None = None
 
     def run(
@@ -145,38 +145,24 @@ class Bench:
         return session
 
 
-def check_options(
-    case: Case, *, preset: str, checkpoint: str, precision: str, policy: str = "pi05"
-) -> None:
+def check_options(case: Case, plan: LoadOptions) -> None:
     """What loading would refuse of a case: OptionError or WeightsError, before a device is opened.
 
     Args: as of :class:`Bench`.
     """
-    options = shaped(_plan(policy, preset, checkpoint, precision), case)
-    configuration(options)
-    if (path := checkpoint_path(checkpoint)) is None:
-        open_weights(checkpoint, {})  # a seed that is none
+    configuration(shaped(plan, case))
+    if (path := checkpoint_path(plan.checkpoint)) is None:
+        open_weights(plan.checkpoint, {})  # a seed that is none
     else:
         file_of(path)
 
 
-def _plan(policy: str, preset: str, checkpoint: str, precision: str) -> LoadOptions:
-    return LoadOptions(
-        policy=policy,
-        preset=preset,
-        checkpoint=checkpoint,
-        device="cuda",
-        precision=precision,
-        state_dim=STATE_DIM,
-        max_sessions=1,
-        capsule_slots=0,
-    )
-
-
 def shaped(options: LoadOptions, case: Case) -> LoadOptions:
     """A plan of that case's sizes."""
+    unknown = options.state_dim is None and checkpoint_path(options.checkpoint) is None
     return replace(
         options,
+        state_dim=STATE_DIM if unknown else options.state_dim,
         views=find_policy(options.policy).slots[: case.views],
         horizon=case.horizon,
         steps=case.steps,
@@ -243,16 +229,21 @@ def _compared(session: Session, observation: Observation) -> np.ndarray[Any, Any
 
 
 def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> None:
+    """Every kernel of a decision; where it is a program a stage, of one stage behind the other."""
     device, shape = session.engine.device, session.shape
     assert isinstance(device, CudaDevice) and shape is not None
     names = tuple(stage.name for stage in session.contract.decision_stages)
-    if session.contract.history is not None:
-        names = names[-1:]  # one program a stage
-    last = session.contract.stage(names[-1]).variants - 1
-    result.traced = trace(device, session.engine.program(shape, names, last))
+    apart = session.contract.history is not None
     _, config = configuration(options)
-    depths = find_policy(options.policy).measures.depths(config)
-    result.layers = layer_traces(result.traced, dict(depths))
+    depths = dict(find_policy(options.policy).measures.depths(config))
+    for group in [(name,) for name in names] if apart else [names]:
+        last = session.contract.stage(group[-1]).variants - 1
+        kernels = trace(device, session.engine.program(shape, group, last))
+        result.traced += kernels
+        for part, layer in layer_traces(kernels, depths).items():
+            # Those of the last stage have the part's own name.
+            name = part if group[-1] == names[-1] else f"{part}.{group[-1]}"
+            result.layers[name] = layer
 
 
 def _copy_static(

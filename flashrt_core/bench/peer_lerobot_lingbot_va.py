@@ -9,13 +9,14 @@ eager path is here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from ..errors import OptionError
-from ..policies.lingbot_va.config import BASE
+from ..policies.lingbot_va.config import BASE, VaeConfig
 from ..policies.lingbot_va.weights import LATENT_MEAN, LATENT_STD
 from .case import Case
 
@@ -49,7 +50,7 @@ def built(case: Case, place: str, base: int = BASE.vae.base, **sizes: Any) -> An
     )
     with torch.device(place):
         policy = modeling.LingBotVAPolicy(config).eval()
-        vae = _encoder(base).to(policy.dtype).eval()
+        vae = encoder(replace(BASE.vae, base=base), decoder=16).to(policy.dtype).eval()
     rope = policy.transformer.rope  # its frequencies are no buffers: made on the CPU, as loaded
     rope.f_freqs_base, rope.h_freqs_base, rope.w_freqs_base = rope._precompute_freqs_base()
     policy._frozen = {"vae": vae, "streaming_vae": modeling.WanVAEStreamingWrapper(vae)}
@@ -64,15 +65,16 @@ def built(case: Case, place: str, base: int = BASE.vae.base, **sizes: Any) -> An
     return policy
 
 
-def _encoder(base: int) -> Any:
+def encoder(sizes: VaeConfig, decoder: int) -> Any:
+    """The video encoder as Wan2.2's 5B has it; ``decoder``: base width of what is not run."""
     from diffusers import AutoencoderKLWan
 
     return AutoencoderKLWan(
-        base_dim=base,
-        decoder_base_dim=16,
-        z_dim=BASE.vae.latent,
-        dim_mult=list(BASE.vae.levels),
-        num_res_blocks=BASE.vae.blocks,
+        base_dim=sizes.base,
+        decoder_base_dim=decoder,
+        z_dim=sizes.latent,
+        dim_mult=list(sizes.levels),
+        num_res_blocks=sizes.blocks,
         attn_scales=[],
         temperal_downsample=[False, True, True],
         latents_mean=list(LATENT_MEAN),

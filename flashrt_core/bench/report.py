@@ -95,10 +95,7 @@ _PEER_SPACE = 3.0  # a peer's bar is at most that many times as long as our long
 
 def draw(result: dict[str, Any], path: Path, title: str = "π0.5") -> None:
     """Each case's stages, stacked, with its roofline, and the peer's fastest path beside."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from ..plotting import pyplot
 
     cases = result["cases"]
     figure, axes = pyplot.subplots(figsize=(6.4, 1.5 + 0.5 * len(cases)), layout="constrained")

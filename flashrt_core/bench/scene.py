@@ -9,7 +9,7 @@ from ..session import Session
 from .case import Case
 
 PROMPT = "pick up the cup"
-STATE_DIM = 1
+STATE_DIM = 1  # of a robot that nothing is said of: the least text in a prompt that holds it
 #: Observations that are drawn beforehand and shown in turn; no two neighbours are equal.
 OBSERVATIONS = 16
 _CAMERA = 256
@@ -35,7 +35,7 @@ def observations(session: Session, case: Case) -> list[Observation]:
                 view: generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
                 for view in session.processor.views
             },
-            np.zeros(STATE_DIM, np.float32),
+            np.zeros(session.processor.state_dim, np.float32),
             stamp_ns=index,
         )
         for index in range(OBSERVATIONS)

@@ -10,40 +10,22 @@ avoid.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor
-
-from ..capsule.state import HostState, Place
+from ..capsule.state import Place
 from ..capsule.store import Held, Slot
 from ..devices import Program
 from ..devices.base import Native
-from ..errors import SessionError
-from ..freshness import Page
+from ..engine import Engine
+from ..errors import ContractError, SessionError
+from ..resident import Resident, Returned
+from ..working_set import Member
 from . import records, tables
 from .library import call, load_library
 from .state import Translator
 
-if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..session import Session
-
 _PLACES = {Place.DEVICE: records.PLACE_DEVICE, Place.HOST: records.PLACE_HOST}
-
-
-@dataclass(frozen=True)
-class Returned:
-    """A parking slot as the C interface gives it back, and the session that has it, if any."""
-
-    slot: Tensor
-    name: str | None
-    working_set: int
-    resident: bool
-    parked: bool
-    host: HostState
-    page: Page
 
 
 class Export:
@@ -77,10 +59,25 @@ class Export:
         self.close()
 
 
+def lend(engine: Engine[Any], session: Member) -> Lent:
+    """Lend the engine to the C interface, if it is not yet; see :meth:`Session.export`."""
+    if engine.contract.history is not None:
+        raise ContractError(
+            f"export of policy {engine.contract.policy!r}",
+            expected="one whose decisions stand alone",
+            got="one with a history",
+        )
+    lent = engine.lent
+    if not isinstance(lent, Lent):
+        engine.admit(session)
+        engine.lent = lent = Lent(engine)
+    return lent
+
+
 class Lent:
     """All sessions and capsules of an engine while the C interface has them."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine[Any]) -> None:
         contract = engine.contract
         tables.check_exportable(contract)
         self._library = load_library()
@@ -109,7 +106,7 @@ class Lent:
             engine.device.take_back()
             raise
 
-    def open(self, session: Session) -> Export:
+    def open(self, session: Member) -> Export:
         """A handle of ``session``; SessionError when it has one."""
         name = session.name
         if self._engine.sessions.get(name) is not session or name in self._open:
@@ -256,7 +253,7 @@ class Lent:
             shelf.slot = slot
         return shelves
 
-    def _seat_of(self, session: Session | None) -> int:
+    def _seat_of(self, session: Resident | None) -> int:
         names = list(self._engine.parking)
         return records.NONE if session is None else names.index(session.name)
 

@@ -1,1 +1,1 @@
-"""Ranges of activations, observed in a run and kept in an artifact: what a quantised plan needs."""
+"""Ranges of activations, observed in a run: what a quantised plan needs, of which scales come."""

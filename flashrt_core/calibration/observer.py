@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..errors import CaptureError, NumericsError
 from ..kernels.op import Lane, Op
-from ..precision import Site
-from .artifact import Range
+from ..precision import Format, Site
+from ..scales import Range
 
 Body = Callable[[Lane, Mapping[str, Tensor]], None]
 
@@ -37,11 +37,13 @@ class Observer:
         self._sites = sites
         self._counts: dict[tuple[str, int], Tensor] = {}
         self._amax: dict[tuple[str, int], float] = {}
+        # Of the columns, sums of squares and how many rows they are of.
+        self._squares: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self.active = False
 
-    def watch(self, body: Body) -> Body:
-        """The same stage body, observed."""
-        return lambda lane, buffers: body(_ObservedLane(lane, self, buffers), buffers)
+    def watch(self, body: Body, stage: str = "") -> Body:
+        """The same body of a stage, observed."""
+        return lambda lane, buffers: body(_ObservedLane(lane, self, buffers, stage), buffers)
 
     def look(self, key: tuple[str, int], rows: Tensor | None, x: Tensor) -> None:
         """Counts the magnitudes of a product's input ``x`` [M, K], of its first ``rows`` [1] rows.
@@ -57,6 +59,9 @@ class Observer:
                 f"input of {key[0]}, layer {key[1]}", expected="finite values", got=amax
             )
         self._amax[key] = max(amax, self._amax.get(key, 0.0))
+        if Format.W4A16 in self._sites[key[0]].formats:
+            squares, count = self._squares.get(key, (torch.zeros(()), 0))
+            self._squares[key] = (x.double().square().sum(0) + squares.to(x.device), count + len(x))
         counts = torch.bincount((x.flatten().view(torch.int32) >> 16), minlength=_BINS)
         self._counts[key] = self._counts[key] + counts if key in self._counts else counts
 
@@ -74,9 +79,24 @@ class Observer:
                 )
         return found
 
-    def site_of(self, weight: Tensor, buffers: Mapping[str, Tensor]) -> tuple[str, int] | None:
-        """Name and layer of the site that a weight belongs to; None for no site's."""
-        for name, site in self._sites.items():
+    def inputs(self) -> dict[str, tuple[Tensor, ...]]:
+        """Mean square of each column of the input, a tensor [K] a layer; of the sites that may have
+        weights of four bits.
+        """
+        found: dict[str, tuple[Tensor, ...]] = {}
+        for name, layer in sorted(self._squares):
+            squares, count = self._squares[name, layer]
+            found[name] = (*found.get(name, ()), (squares / count).float().cpu())
+        return found
+
+    def site_of(
+        self, weight: Tensor, buffers: Mapping[str, Tensor], stage: str = ""
+    ) -> tuple[str, int] | None:
+        """Name and layer of the site that a weight belongs to, in a stage; None for no site's."""
+        # Of sites that share a weight the stage's own one.
+        for name, site in sorted(self._sites.items(), key=lambda each: each[1].stage != stage):
+            if site.stage not in ("", stage):
+                continue
             stack = buffers.get(site.weight, buffers.get(site.shared))
             if stack is None:
                 continue
@@ -92,10 +112,13 @@ class Observer:
 
 
 class _ObservedLane:
-    def __init__(self, lane: Lane, observer: Observer, buffers: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, lane: Lane, observer: Observer, buffers: Mapping[str, Tensor], stage: str
+    ) -> None:
         self._lane = lane
         self._observer = observer
         self._buffers = buffers
+        self._stage = stage
 
     def issue(self, op: Op, *args: Any, **kwargs: Any) -> None:
         if op.operands is not None:
@@ -104,7 +127,7 @@ class _ObservedLane:
 
     def _look(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         operands = partial(_required(op), **kwargs)
-        key = self._observer.site_of(operands(*args)[0], self._buffers)
+        key = self._observer.site_of(operands(*args)[0], self._buffers, self._stage)
         if key is None:
             return
         rows = self._observer.rows_of(key[0], self._buffers)

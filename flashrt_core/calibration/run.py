@@ -10,11 +10,11 @@ from ..checkpoint import Progress
 from ..devices import REFERENCE_CUDA, Device, open_device
 from ..errors import InputError, OptionError
 from ..load import LoadOptions, configuration, make_plan, precision_of, start
-from ..observations import Sample, digest_of
+from ..observations import Sample, digest_of, naming, number_of
 from ..policies import find_policy
 from ..policies.base import Processor
+from ..scales import METHODS, Calibration, key_of
 from ..weights import checkpoint_path
-from .artifact import METHODS, Calibration, key_of
 from .observer import Observer
 
 DEVICES = ("cpu", REFERENCE_CUDA)
@@ -38,8 +38,7 @@ def calibrate(
         origin: where they come from, for the file.
         method: "amax": no observed number is clipped; "percentile": so many are not.
         percentile: in (0, 100].
-        told: told how far a checkpoint file is read.
-        decided: told how many observations are done.
+        told, decided: told how far a checkpoint file is read, and how many observations are done.
 
     Raises:
         OptionError: a plan without scales, another device or method, or unusable options.
@@ -47,7 +46,7 @@ def calibrate(
         NumericsError: a product's input is not finite.
     """
     plan_for = precision_of(options)
-    _check(options, bool(plan_for.calibrated), method, percentile)
+    _check(options, bool(plan_for.observed), method, percentile)
     wide = replace(options, precision=str(plan_for.base), max_sessions=1, capsule_slots=0)
     policy = find_policy(options.policy)
     config = policy.of_activations(configuration(options)[1])
@@ -56,14 +55,15 @@ def calibrate(
     try:
         plan = make_plan(wide, device, told)
         body, shapes, encoding = plan.body, plan.contract.shapes, plan.processor.encoding
-        watched = replace(plan, body=lambda *which: observer.watch(body(*which)))
+        watched = replace(plan, body=lambda *which: observer.watch(body(*which), which[0]))
         session = start(watched, device, wide)
         observer.active = True
         digests = []
         for count, sample in enumerate(samples(session.processor), 1):
-            session.set_prompt(sample[0])
             session.restart()
-            session.decide(sample[1])
+            with naming(number_of(count, origin)):
+                session.set_prompt(sample[0])
+                session.decide(sample[1])
             digests.append(digest_of(sample))
             if decided is not None:
                 decided(count)
@@ -76,6 +76,7 @@ def calibrate(
             method=method,
             percentile=percentile,
             sites=observer.ranges(percentile),
+            inputs=observer.inputs(),
         )
     finally:
         device.close()
@@ -85,7 +86,7 @@ def _check(options: LoadOptions, calibrated: bool, method: str, percentile: floa
     if not calibrated:
         raise OptionError(
             "option 'precision'",
-            expected="a plan with fp8 products, which need scales",
+            expected="a plan with fp8 products, which need scales, or with weights of four bits",
             got=repr(str(options.precision)),
         )
     if options.device not in DEVICES:

@@ -137,7 +137,7 @@ class SlotCopier:
 
     def nbytes(self, shape: ShapeKey, turn: int = 0) -> int:
         """Bytes such a capsule fills."""
-        return self._nbytes[shape, self.contract.age(turn)]
+        return self._nbytes[shape, turn and self.contract.age(turn)]
 
     def copy_slot(self, shape: ShapeKey, source: Tensor, target: Tensor, turn: int = 0) -> None:
         """Slot -> slot."""
@@ -169,21 +169,24 @@ class RegionCopier(SlotCopier):
         self._planned_for = tuple(slots)
         # By the identity of the slot, which is quicker to tell than its address.
         self._planned: dict[tuple[int, ShapeKey, int], tuple[Transfer, Transfer]] = {}
+        self._start = device.transfer
         for slot in self._planned_for:
             for shape, age in self._nbytes:
                 regions = contract.regions_at(shape, age)
                 save, load = (device.plan(_copies(regions, buffers, slot, to)) for to in _WAYS)
                 self._planned[id(slot), shape, age] = save, load
 
+    def saving(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> Transfer:
+        """What :meth:`save` starts."""
+        return self._planned[id(slot), shape, turn and self.contract.age(turn)][0]
+
     def save(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> None:
         """Buffers -> slot."""
-        age = self.contract.age(turn)
-        self._device.transfer(self._planned[id(slot), shape, age][0])
+        self._start(self.saving(shape, slot, turn))
 
     def load(self, shape: ShapeKey, slot: Tensor, turn: int = 0) -> None:
         """Slot -> buffers."""
-        age = self.contract.age(turn)
-        self._device.transfer(self._planned[id(slot), shape, age][1])
+        self._start(self._planned[id(slot), shape, turn and self.contract.age(turn)][1])
 
     def planned(self, shape: ShapeKey, slot: Tensor) -> tuple[Transfer, Transfer]:
         """What :meth:`save` and :meth:`load` start, in a policy without history."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..contract import Contract, ShapeKey, Update
 from ..devices import Device
 from ..devices.base import NUMPY_DTYPES
-from ..devices.transfer import Rows
+from ..devices.transfer import Rows, Transfer
 from ..errors import CapsuleError, CapsuleStoreFullError
 from ..fingerprint import Fingerprint
 from ..text import check_text
@@ -47,6 +47,8 @@ class Held:
     nbytes: int
     created_ns: int
     told: CapsuleInfo | None = None  # as long as it is true
+    copier: RegionCopier | None = None  # that saved it last, and
+    saving: Transfer | None = None  # how; None where the next time may be another
 
     def info(self) -> CapsuleInfo:
         """What is told of it."""
@@ -91,7 +93,7 @@ class CapsuleStore:
         host_slots: Sequence[Tensor] = (),
         parking: Sequence[Tensor] = (),
     ) -> None:
-        self._device = device
+        self._device, self._start = device, device.transfer
         self._contract = contract
         self._slots = SlotCopier(device, contract)
         self._fingerprint = fingerprint
@@ -109,6 +111,15 @@ class CapsuleStore:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def without_bytes(self) -> CapsuleStore:
+        """A store of one slot, one of those here, that goes through everything and copies nothing:
+        only to be saved to.
+        """
+        slots = self._free[_DEVICE][:1]
+        store = CapsuleStore(self._device, self._contract, self._fingerprint, slots)
+        store._start = lambda planned: None
+        return store
 
     def list(self) -> list[CapsuleInfo]:
         """All capsules, in the order they came in; each says whose memory it is in."""
@@ -156,19 +167,26 @@ class CapsuleStore:
                 got="none",
                 remedy="run a decision or the context stage first",
             )
-        held = self._replaced(name, session)
-        slot = self._take(name, _DEVICE) if held is None else held.slot
+        held = self._held.get(name) if isinstance(name, str) else None
+        if held is None or held.session != session:
+            self._check_free(name, held)
+            slot = self._take(name, _DEVICE)
+            held = Held(name, session, self._digest, _DEVICE, slot, host, 0, 0)
+        # A robot waits, with cold caches: what was looked up for the last one serves again.
+        saving = held.saving
+        if saving is None or held.copier is not copier or held.host.shape is not shape or host.turn:
+            saving = copier.saving(shape, held.slot, host.turn)
         try:
-            copier.save(shape, slot, host.turn)
+            self._start(saving)
         except BaseException:
-            self._free[_DEVICE if held is None else held.place].append(slot)
+            self._held.pop(name, None)
+            self._free[held.place].append(held.slot)
             raise
         # The device copies meanwhile.
-        nbytes, now = copier.nbytes(shape, host.turn), time.time_ns()
-        if held is None:
-            held = Held(name, session, self._digest, _DEVICE, slot, host, nbytes, now)
-        else:
-            held.host, held.nbytes, held.created_ns, held.told = host, nbytes, now, None
+        held.copier, held.saving = copier, None if host.turn else saving
+        held.host, held.nbytes = host, copier.nbytes(shape, host.turn)
+        held.created_ns, held.told = time.time_ns(), None
+        self._held.pop(name, None)  # the order is that in which they came
         self._held[name] = held
         return held.info()
 
@@ -230,9 +248,12 @@ class CapsuleStore:
         check_text("session name", image.info.session, error=CapsuleError)
         host = image.host.owned()
         session = image.info.session
-        held = self._replaced(name, session)
+        held = self._held.get(name) if isinstance(name, str) else None
+        if held is None or held.session != session:
+            self._check_free(name, held)
         place = _DEVICE if held is None else held.place
         slot = self._take(name, place) if held is None else held.slot
+        self._held.pop(name, None)
         try:
             self._device.write(slot[:size], image.payload)
         except BaseException:
@@ -290,24 +311,20 @@ class CapsuleStore:
                 self._free[place].append(slot)
                 raise
             self._free[left].append(held.slot)
-            held.place, held.slot, held.told = place, slot, None
+            held.place, held.slot, held.told, held.saving = place, slot, None, None
         return held.info()
 
-    def _replaced(self, name: str, session: str) -> Held | None:
-        """The capsule of that name, taken out of the store; None where it will be a new one."""
-        held = self._held.get(name) if isinstance(name, str) else None
+    def _check_free(self, name: str, held: Held | None) -> None:
+        """CapsuleError on what is no name, and on that of a capsule of another session."""
         if held is None:
             check_text("capsule name", name, error=CapsuleError)
-            return None
-        if held.session != session:
-            raise CapsuleError(
-                f"capsule {name!r}",
-                expected="a free name",
-                got=f"one that session {held.session!r} uses",
-                remedy="choose another name or drop that capsule",
-            )
-        del self._held[name]
-        return held
+            return
+        raise CapsuleError(
+            f"capsule {name!r}",
+            expected="a free name",
+            got=f"one that session {held.session!r} uses",
+            remedy="choose another name or drop that capsule",
+        )
 
     def _take(self, name: str, place: Place) -> Tensor:
         if not self._free[place]:

@@ -9,14 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from ..devices.overlap import DEFAULT
+from ..load import LoadOptions, plans_of
 from ..policies import find_policy
 from ..terminal import terminal_or_file
-from .options import Checkpoint, Plans, PolicyName, Precision, option
+from .options import Plans, option, refuse_idle_calibration, takes_plan
 
-Sizes = Annotated[str, option("Sizes: base or tiny.")]
+Sizes = Annotated[str, option("Sizes: base, tiny, or what else the policy has.")]
+StateDim = Annotated[int | None, option("Numbers of the robot; the checkpoint's, else 1.", 0)]
+OnGpu = Annotated[str, option("cuda.")]
+OnEither = Annotated[str, option("cuda, or cpu for its checks of bits.")]
 Cases = Annotated[str, option("views x tokens x horizon, separated by commas: 2x48x10,3x200x50.")]
 Output = Annotated[Path | None, option("JSON file.")]
 _DECISION, _HELP = "decision", ("--help",)
+_OF_CASES = ("views", "horizon", "prompt_buckets")  # a case says these
 
 
 class _Bench(TyperGroup):
@@ -36,12 +41,15 @@ bench_app = typer.Typer(
 
 
 @bench_app.command(_DECISION)
+@takes_plan(
+    without=(*_OF_CASES, "threads"),
+    preset={"default": "base", "annotation": Sizes},
+    device={"default": "cuda", "annotation": OnGpu},
+    precision={"default": "bf16", "annotation": Plans},
+    state_dim={"annotation": StateDim},
+)
 def bench_command(
-    policy: PolicyName = "pi05",
-    preset: Sizes = "base",
-    checkpoint: Checkpoint = "random:0",
-    device: Annotated[str, typer.Option(help="cuda.")] = "cuda",
-    precision: Plans = "bf16",
+    plan: LoadOptions,
     cases: Cases = "",
     samples: Annotated[int, typer.Option(help="Timed decisions a case.")] = 200,
     overlap: Annotated[
@@ -76,13 +84,10 @@ def bench_command(
     from ..bench.case import parse_cases
     from ..bench.command import BenchOptions, run_bench
 
-    steps = find_policy(policy).measures.steps
+    refuse_idle_calibration(plan, plans_of(plan))
+    steps = _steps(plan)
     options = BenchOptions(
-        policy=policy,
-        preset=preset,
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
+        plan=plan,
         cases=parse_cases(cases, steps),
         samples=samples,
         overlap=overlap,
@@ -99,12 +104,15 @@ def bench_command(
 
 
 @bench_app.command("capsule")
+@takes_plan(
+    without=_OF_CASES,
+    preset={"default": "base", "annotation": Sizes},
+    device={"default": "cuda", "annotation": OnEither},
+    precision={"default": "bf16"},
+    state_dim={"annotation": StateDim},
+)
 def capsule_command(
-    policy: PolicyName = "pi05",
-    preset: Sizes = "base",
-    checkpoint: Checkpoint = "random:0",
-    device: Annotated[str, typer.Option(help="cuda, or cpu for its checks of bits.")] = "cuda",
-    precision: Precision = "bf16",
+    plan: LoadOptions,
     cases: Cases = "",
     trials: Annotated[int, typer.Option(help="How often each is timed and compared.")] = 64,
     output: Output = None,
@@ -116,14 +124,16 @@ def capsule_command(
     from ..bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
     from ..bench.case import parse_cases
 
+    refuse_idle_calibration(plan, [plan])
     options = CapsuleBenchOptions(
-        policy=policy,
-        preset=preset,
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
-        cases=parse_cases(cases, find_policy(policy).measures.steps),
+        plan=plan,
+        cases=parse_cases(cases, _steps(plan)),
         trials=trials,
         output=output,
     )
     run_capsule_bench(options, terminal_or_file())
+
+
+def _steps(plan: LoadOptions) -> int:
+    """Of a case: what was asked for, else the policy's own."""
+    return plan.steps or find_policy(plan.policy).measures.steps

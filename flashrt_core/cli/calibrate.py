@@ -13,13 +13,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..calibration.artifact import Calibration, default_path, read_calibration
 from ..calibration.run import calibrate
 from ..errors import OptionError
 from ..load import LoadOptions
 from ..observations import Sample, made_up_observations, read_observations
 from ..outputs import check_output
 from ..policies.base import Processor
+from ..scales import Calibration, default_path, read_calibration
 from ..terminal import terminal_or_file
 from .options import option, refuse_idle, takes_plan
 from .progress import progress_bars

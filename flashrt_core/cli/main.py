@@ -78,6 +78,7 @@ def as_dict(description: Description) -> dict[str, Any]:
             "action_dim": deployment.action_dim,
         },
         "transforms": dict(description.transforms),
+        "calibration": description.calibration,
         "missing": None if description.missing is None else str(description.missing),
         "config": asdict(description.config),
         "shapes": [_fields(key, "views prompt_tokens horizon steps") for key in contract.shapes],
@@ -144,6 +145,8 @@ def _origin(description: Description) -> Text:
     if description.deployment.cameras:
         lines.append("its cameras, in slot order: " + ", ".join(description.deployment.cameras))
     lines += [f"{name}: {value}" for name, value in description.transforms.items()]
+    if description.calibration != "none":
+        lines.append(f"calibration: {description.calibration}")
     if description.missing is not None:
         lines.append(f"not loadable like this: {description.missing}")
     numerics = getattr(description.config, "numerics", None)

@@ -120,10 +120,10 @@ def refuse_idle(context: typer.Context, names: Iterable[str], needed: str) -> No
 
 def refuse_idle_calibration(options: LoadOptions, plans: Iterable[LoadOptions]) -> None:
     """OptionError where a calibration was given though none of the plans reads one."""
-    if options.calibration is not None and not any(precision_of(each).calibrated for each in plans):
+    if options.calibration is not None and not any(precision_of(each).observed for each in plans):
         raise OptionError(
             "option '--calibration'",
-            expected="a plan that quantises activations, such as --precision fp8",
+            expected="a plan that quantises activations or to four bits, such as --precision fp8",
             got=f"'{options.calibration}' with {options.precision}",
             remedy="leave it out: no other plan reads it",
         )

@@ -22,6 +22,7 @@ from ..load import (
     check_reference,
     configuration,
     load,
+    plans_of,
     precision_of,
     qualifier,
     views_of,
@@ -78,8 +79,7 @@ def qualify_command(
         "max_error": max_error,
         "max_stage_error": max_stage_error,
     }
-    names = dict.fromkeys(name.strip() for name in str(whole.precision).split(","))
-    plans = [replace(whole, precision=name) for name in names]
+    plans = plans_of(whole)
     gates = [gates_for(precision_of(plan).tier, **limits) for plan in plans]
     check_reference(reference_device)
     refuse_idle_calibration(whole, plans)
@@ -93,7 +93,7 @@ def qualify_command(
         return made_up_observations(processor.views, processor.state_dim, decisions, seed)
 
     reports = [
-        compare(plan, limit, samples, noises, reference_device)
+        compare(plan, limit, samples, noises, reference_device, f"npz: {npz.name}" if npz else "")
         for plan, limit in zip(plans, gates, strict=True)
     ]
     found = [about(p) | r.as_dict() for p, r in zip(plans, reports, strict=True)]
@@ -124,6 +124,7 @@ def compare(
     samples: Callable[[Processor], Iterable[Sample]],
     noises: int,
     reference_device: str,
+    origin: str = "",
 ) -> Report:
     """Load the pipeline and its reference, and compare them on observations."""
     options = replace(options, max_sessions=1, capsule_slots=0)
@@ -138,6 +139,7 @@ def compare(
                 decided,
                 noises=noises,
                 calibration=calibration_of(options, session),
+                origin=origin,
             )
         finally:
             session.engine.close()

@@ -87,6 +87,7 @@ class Device(Protocol):
         *,
         outputs: Sequence[Tensor] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> None:
         """Run a captured program on what the buffers hold now, and wait for it.
 
@@ -94,6 +95,9 @@ class Device(Protocol):
             program: what to run.
             outputs: windows that will be read next; their way to the host is part of the wait.
             meanwhile: called once while the device is busy.
+            wait: False returns once it is started, and does nothing about the two before: whatever
+                the device is asked for afterwards sees what it does. Its time is not known, and
+                what fails in it is told by a later call.
         """
 
     def elapsed_ms(self, program: Program) -> dict[str, float]:
@@ -103,6 +107,12 @@ class Device(Protocol):
         """Copy host values of the same shape and type into a buffer.
 
         A buffer of one dimension takes fewer values too; they go to its start.
+        """
+
+    def prepare(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Do what can be done for a :meth:`write` of this very array, which may follow or not.
+
+        Until then nobody may change its values. No buffer changes.
         """
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:

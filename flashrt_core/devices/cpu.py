@@ -126,9 +126,10 @@ class CpuDevice:
         *,
         outputs: Sequence[Tensor] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> None:
         """Make the recorded calls again, in order; this process is the device, so what is to be
-        done meanwhile follows.
+        done meanwhile follows, and there is nothing to wait for.
         """
         if not isinstance(program, CpuProgram):
             raise DeviceError(
@@ -164,6 +165,9 @@ class CpuDevice:
             np.copyto(target.numpy(), value, casting="no")
         else:
             target.copy_(torch.from_numpy(np.array(value, order="C")))
+
+    def prepare(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """There is nothing to copy ahead."""
 
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy; bf16 and narrower floats come as float32."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -22,19 +23,18 @@ from ..kernels.launch import refuse_low_bit
 from ..kernels.op import Op
 from .algorithm_cache import cache_path
 from .arena import ALIGNMENT, placed, views
-from .base import NUMPY_DTYPES, Native, NativeProgram, Program, Segment
+from .base import Native, NativeProgram, Program, Segment
 from .cublaslt import CublasLt, load_cublaslt
 from .cuda_driver import LIBRARY, CudaDriver
 from .cuda_graph import captured, instantiate
 from .cuda_launcher import CudaLauncher
 from .cuda_library import KernelLibrary, find_fatbin
-from .cuda_staging import Pinned, Staging
+from .cuda_staging import Pinned, Staging, to_numpy
 from .cuda_transfer import Copier, CudaTransfer
 from .overlap import DEFAULT, Overlap
 from .transfer import Rows, Transfer
 
 _EVENT_IN_GRAPH = 1  # CU_EVENT_RECORD_EXTERNAL: a node of the graph, readable from outside
-_NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
 
 
 @dataclass
@@ -148,9 +148,7 @@ class CudaDevice:
         """Zeroed, 256-byte aligned views of one arena; DeviceError when memory does not suffice."""
         specs = list(specs)
         if self._arena is not None:
-            raise DeviceError(
-                "device 'cuda'", expected="one allocation a device", got="a second one"
-            )
+            raise _refused("one allocation a device", "a second one")
         self.driver.enter()
         # Windows are neighbours, so that one copy can serve several.
         offsets, size = placed(sorted(specs, key=lambda spec: spec.role is not Role.SWAP))
@@ -166,9 +164,7 @@ class CudaDevice:
         """The same in one piece of pinned memory; neither torch nor the stages know of it."""
         specs = list(specs)
         if self._pinned is not None:
-            raise DeviceError(
-                "device 'cuda'", expected="one allocation a device", got="a second one"
-            )
+            raise _refused("one allocation a device", "a second one")
         self.driver.enter()
         offsets, size = placed(specs)
         self._pinned = Pinned(self.driver, size)  # whole pages: aligned
@@ -209,6 +205,7 @@ class CudaDevice:
         *,
         outputs: Sequence[Tensor] = (),
         meanwhile: Callable[[], object] | None = None,
+        wait: bool = True,
     ) -> None:
         """Send the windows, launch the graph, fetch ``outputs``, and wait once for all of it."""
         self.driver.enter()
@@ -216,6 +213,8 @@ class CudaDevice:
         staging.send()
         self.driver.call("cuGraphLaunch", self._own(program).executable, self._stream)
         staging.outdate()
+        if not wait:
+            return
         for output in outputs:
             window = staging.window(output)
             if window is not None:
@@ -257,23 +256,27 @@ class CudaDevice:
         staging.synchronize()
         staging.outdate()
 
+    def prepare(self, target: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Copy the bytes for a window to pinned memory, so that :meth:`write` need not."""
+        self._staging.prepare(target, value)
+
     def read(self, source: Tensor) -> np.ndarray[Any, Any]:
         """A host copy of a contiguous buffer; bf16 comes as float32."""
         self.driver.enter()
         staging = self._staging
         window = staging.window(source)
         if window is not None and window.fetched:
-            return _to_numpy(window.view.copy(), source)
+            return to_numpy(window.view.copy(), source)
         if self._on_host(source.data_ptr()):
             staging.synchronize()  # a copy may still write it
-            return _to_numpy(source.view(-1).view(torch.uint8).numpy().copy(), source)
+            return to_numpy(source.view(-1).view(torch.uint8).numpy().copy(), source)
         staging.send()
         host = np.empty(source.nbytes, dtype=np.uint8)
         self.driver.call(
             "cuMemcpyDtoHAsync", host.ctypes.data, source.data_ptr(), host.nbytes, self._stream
         )
         staging.synchronize()
-        return _to_numpy(host, source)
+        return to_numpy(host, source)
 
     def plan(self, copies: Sequence[Rows]) -> CudaTransfer:
         """Make the parameters of one launch; a graph where the host's memory is among them."""
@@ -285,15 +288,19 @@ class CudaDevice:
 
     def transfer(self, planned: Transfer) -> None:
         """Start planned copies: one driver call, in stream order."""
-        if not isinstance(planned, CudaTransfer):
-            raise DeviceError(
-                "device 'cuda'", expected="copies it planned", got=type(planned).__name__
-            )
+        if planned.__class__ is not CudaTransfer:
+            raise _refused("copies it planned", type(planned).__name__)
         if planned.windows:
             self.driver.enter()
             self._staging.send()
             self._staging.outdate()
-        self.driver.start(planned.call, planned.args)
+        driver = self.driver
+        if get_ident() != driver.thread:
+            driver.enter()
+        # Not counted: a host waits with cold caches, where a count takes as long as the call.
+        code = getattr(driver.api, planned.call)(*planned.args)[0]
+        if code is not driver.success and code != driver.success:
+            raise driver.error(f"CUDA call {planned.call}", code)
 
     def copy(self, target: Tensor, source: Tensor, nbytes: int) -> None:
         """Copy in one driver call, in stream order."""
@@ -376,9 +383,7 @@ class CudaDevice:
 
     def _own(self, program: Program | Transfer) -> CudaProgram:
         if not isinstance(program, CudaProgram):
-            raise DeviceError(
-                "device 'cuda'", expected="a program it captured", got=type(program).__name__
-            )
+            raise _refused("a program it captured", type(program).__name__)
         return program
 
     def _allocate_arena(self, size: int) -> Tensor:
@@ -388,13 +393,9 @@ class CudaDevice:
         return arena
 
 
+def _refused(expected: str, got: str) -> DeviceError:
+    return DeviceError("device 'cuda'", expected=expected, got=got)
+
+
 def _bytes(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return value.reshape(-1).view(np.uint8)
-
-
-def _to_numpy(host: np.ndarray[Any, Any], source: Tensor) -> np.ndarray[Any, Any]:
-    """Bytes of a tensor as an array of its shape; formats numpy lacks are widened to float32."""
-    dtype = _NUMPY.get(source.dtype)
-    if dtype is None:
-        return torch.from_numpy(host).view(source.dtype).view(source.shape).float().numpy()
-    return host.view(dtype).reshape(source.shape)

@@ -36,13 +36,15 @@ class CudaDriver:
         calls: driver calls made through :meth:`call`, by name.
         context: the primary one.
         name, capability, multiprocessors, version: of the GPU and its driver.
+        thread: that has entered last.
+        success: what a call gives that went well.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
         self.api = load_bindings()
         self.calls: Counter[str] = Counter()
-        self._success = self.api.CUresult.CUDA_SUCCESS
-        self._thread = 0
+        self.success = self.api.CUresult.CUDA_SUCCESS
+        self.thread = 0
         self._initialise()
         self.device = self._device(ordinal)
         self.name = self.call("cuDeviceGetName", 128, self.device).split(b"\0")[0].decode()
@@ -70,21 +72,9 @@ class CudaDriver:
         """A driver call; its result (None, one value, or a tuple). DeviceError on failure."""
         self.calls[name] += 1
         code, *values = getattr(self.api, name)(*args)
-        if code is not self._success and code != self._success:
+        if code is not self.success and code != self.success:
             raise self.error(f"CUDA call {name}", code)
         return None if not values else values[0] if len(values) == 1 else tuple(values)
-
-    def start(self, name: str, args: tuple[Any, ...]) -> None:
-        """Enter, and make a driver call without a result; DeviceError on failure.
-
-        Not counted: a host waits for it with cold caches, where the count takes as long as the
-        call.
-        """
-        if get_ident() != self._thread:
-            self.enter()
-        code = getattr(self.api, name)(*args)[0]
-        if code is not self._success and code != self._success:
-            raise self.error(f"CUDA call {name}", code)
 
     def error(self, what: str, code: Any) -> DeviceError:
         """The DeviceError of a driver result code, with CUDA's own name and explanation."""
@@ -117,9 +107,9 @@ class CudaDriver:
     def enter(self) -> None:
         """Make the context current in the calling thread."""
         thread = get_ident()
-        if thread != self._thread:
+        if thread != self.thread:
             self.call("cuCtxSetCurrent", self.context)
-            self._thread = thread
+            self.thread = thread
 
     def close(self) -> None:
         """Give the context back."""

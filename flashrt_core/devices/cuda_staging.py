@@ -12,9 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from .base import NUMPY_DTYPES
 from .cuda_driver import CudaDriver
+
+_NUMPY = {getattr(torch, kind.value): dtype for kind, dtype in NUMPY_DTYPES.items()}
+#: From so many bytes on, a window has two places on the host.
+_LARGE = 1 << 16
 
 
 class Pinned:
@@ -53,6 +59,9 @@ class Window:
         host, view: address and bytes on the host.
         changed: bytes at its start that the host wrote and the device does not have yet.
         fetched: the bytes on the host are those on the device.
+        busy: number of the wait before which a copy from or to the host's bytes was started.
+        spare: another such place of the host, where it has one: address, bytes, and its ``busy``.
+        ahead: the value whose bytes are in the spare place already.
     """
 
     buffer: Tensor
@@ -60,6 +69,9 @@ class Window:
     view: np.ndarray[Any, Any]
     changed: int = 0
     fetched: bool = False
+    busy: int = -1
+    spare: tuple[int, np.ndarray[Any, Any], int] | None = None
+    ahead: np.ndarray[Any, Any] | None = None
 
 
 class Staging:
@@ -73,8 +85,8 @@ class Staging:
     def __init__(self, driver: CudaDriver, stream: Any, windows: Iterable[Tensor] = ()) -> None:
         self._driver = driver
         self._stream = stream
-        self._in_flight = False  # a copy may still read the block
-        self._block: Pinned | None = None
+        self._waits = 0  # for the stream
+        self._blocks: list[Pinned] = []
         self._windows: dict[int, Window] = {}  # by identity of the buffer, in order of address
         self._start = self._end = 0  # of the windows on the device
         buffers = sorted(windows, key=lambda buffer: buffer.data_ptr())
@@ -83,11 +95,24 @@ class Staging:
         start = buffers[0].data_ptr()
         size = buffers[-1].data_ptr() + buffers[-1].nbytes - start
         self._start, self._end = start, start + size
-        self._block = block = Pinned(driver, size)  # zeros, as in the windows
+        block = Pinned(driver, size)  # zeros, as in the windows
+        self._blocks.append(block)
         for buffer in buffers:
             offset = buffer.data_ptr() - start
             view = block.view[offset : offset + buffer.nbytes]
             self._windows[id(buffer)] = Window(buffer, block.address + offset, view)
+        large = [each for each in self._windows.values() if each.view.nbytes >= _LARGE]
+        if large:
+            self._add_spares(large)
+
+    def _add_spares(self, windows: list[Window]) -> None:
+        block = Pinned(self._driver, sum(each.view.nbytes for each in windows))
+        self._blocks.append(block)
+        start = 0
+        for each in windows:
+            view = block.view[start : start + each.view.nbytes]
+            each.spare = (block.address + start, view, -1)
+            start += view.nbytes
 
     def window(self, buffer: Tensor) -> Window | None:
         """The window of a buffer; None for a part of one and for other memory."""
@@ -99,20 +124,35 @@ class Staging:
 
     def write(self, window: Window, value: np.ndarray[Any, Any]) -> None:
         """Keep ``value``, contiguous and no larger than the window, until :meth:`send`."""
-        if self._in_flight:
-            self.synchronize()
+        if window.ahead is value and window.spare is not None and not window.changed:
+            here = (window.host, window.view, window.busy)
+            (window.host, window.view, window.busy), window.spare = window.spare, here
+            window.changed, window.fetched, window.ahead = value.nbytes, False, None
+            return
+        if window.busy == self._waits:
+            self.synchronize()  # a copy may still read it
         window.view[: value.nbytes] = value.reshape(-1).view(np.uint8)
         window.changed, window.fetched = max(window.changed, value.nbytes), False
+
+    def prepare(self, buffer: Tensor, value: np.ndarray[Any, Any]) -> None:
+        """Copy ``value``, which may be written soon, to where no copy reads and nobody looks."""
+        window = self.window(buffer)
+        if window is None or window.spare is None or window.spare[2] == self._waits:
+            return
+        if not value.flags.c_contiguous or value.nbytes > window.view.nbytes:
+            return
+        window.spare[1][: value.nbytes] = value.reshape(-1).view(np.uint8)
+        window.ahead = value
 
     def send(self) -> None:
         """Start copies of what was written to the device."""
         run: list[Window] = []
         for window in self._windows.values():
-            if window.changed:
-                run.append(window)
-            elif run:
+            if run and not (window.changed and _adjoins(run[-1], window)):
                 self._copy(run)
                 run = []
+            if window.changed:
+                run.append(window)
         if run:
             self._copy(run)
 
@@ -120,7 +160,7 @@ class Staging:
         """Start the copy of a window to the host; there after :meth:`synchronize`."""
         address, nbytes = window.buffer.data_ptr(), window.view.nbytes
         self._driver.call("cuMemcpyDtoHAsync", window.host, address, nbytes, self._stream)
-        window.fetched = self._in_flight = True
+        window.fetched, window.busy = True, self._waits
 
     def outdate(self) -> None:
         """The device may have written its windows."""
@@ -130,20 +170,32 @@ class Staging:
     def synchronize(self) -> None:
         """Wait for everything on the stream."""
         self._driver.call("cuStreamSynchronize", self._stream)
-        self._in_flight = False
+        self._waits += 1
 
     def close(self) -> None:
         """Free the block; nothing may be in flight."""
         self._windows.clear()
-        block, self._block = self._block, None
-        if block is not None:
-            block.close()
+        while self._blocks:
+            self._blocks.pop().close()
 
     def _copy(self, run: list[Window]) -> None:
         first, last = run[0], run[-1]
         size = last.host + last.changed - first.host
         address = first.buffer.data_ptr()
         self._driver.call("cuMemcpyHtoDAsync", address, first.host, size, self._stream)
-        self._in_flight = True
         for window in run:
-            window.changed = 0
+            window.changed, window.busy = 0, self._waits
+
+
+def _adjoins(first: Window, second: Window) -> bool:
+    """Whether they lie on the host as on the device, so that one copy serves both."""
+    apart = second.buffer.data_ptr() - first.buffer.data_ptr()
+    return second.host - first.host == apart
+
+
+def to_numpy(host: np.ndarray[Any, Any], source: Tensor) -> np.ndarray[Any, Any]:
+    """Bytes of a tensor as an array of its shape; formats numpy lacks are widened to float32."""
+    dtype = _NUMPY.get(source.dtype)
+    if dtype is None:
+        return torch.from_numpy(host).view(source.dtype).view(source.shape).float().numpy()
+    return host.view(dtype).reshape(source.shape)

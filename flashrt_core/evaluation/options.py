@@ -6,11 +6,11 @@ import shlex
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from ..calibration.artifact import NoCalibrationError
 from ..contract import Contract
 from ..errors import OptionError
 from ..load import LoadOptions, calibrate_command, check_loadable
 from ..load_options import checked
+from ..scales import NoCalibrationError
 from ..session import NOISE
 from .rollout import too_many_rows
 from .task import CALIBRATION_SEED, FoundTask

@@ -20,10 +20,7 @@ def draw_fidelity(plans: Sequence[dict[str, Any]], path: Path) -> None:
         plans: as ``flashrt qualify --json`` has them.
         path: file; missing folders are made.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from ..plotting import pyplot
 
     figure, (rows, joints) = pyplot.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
     for index, plan in enumerate(plans):

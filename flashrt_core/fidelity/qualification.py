@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..calibration.artifact import Calibration
 from ..errors import InputError, OptionError
-from ..observations import Sample, require_apart
+from ..observations import Sample, naming, number_of, require_apart
 from ..policies.base import Product, Qualifier
+from ..scales import Calibration
 from ..session import NOISE, Session
 
 Array = np.ndarray[Any, Any]
@@ -168,6 +168,7 @@ def qualify(
     *,
     noises: int = 1,
     calibration: Calibration | None = None,
+    origin: str = "",
 ) -> Report:
     """Decide on each observation, with so many noises, and compare with the reference.
 
@@ -179,6 +180,7 @@ def qualify(
         progress: told how many decisions are done.
         noises: decisions an observation.
         calibration: of the pipeline, where it has one.
+        origin: where the observations come from, for messages.
 
     Raises:
         InputError: an observation does not fit, is one of the calibration's, or there is none.
@@ -187,23 +189,21 @@ def qualify(
     joints: list[Product] = []
     used = frozenset(calibration.observations if calibration else ())
     for count, sample in enumerate(observations, 1):
-        require_apart(sample, used, count)
-        prompt, observation = sample
-        session.set_prompt(prompt)
-        values = session.processor.encode(observation, prompt)
+        seen = sample[1]
+        require_apart(sample, used, number_of(count, origin))
+        with naming(number_of(count, origin)):
+            values = _encoded(session, sample)
         for index in range(noises):
             noise = _noise(session, count, index)
             # On the retained context a decision has the same bits as from the images. Where
             # decisions build on each other, an episode's first is compared.
             again = bool(index) and session.contract.history is None
             session.restart()
-            decision = session.act(noise=noise) if again else session.decide(sample[1], noise=noise)
+            decision = session.act(noise=noise) if again else session.decide(seen, noise=noise)
             found = qualifier.products(partial(_read, session), values, noise, decision.raw)
             for product in found:
                 products.setdefault(f"{product.stage}: {product.name}", []).append(product)
-            expected = session.processor.decode(found[-1].expected, observation.state)
-            expected = expected[-len(decision.actions) :]
-            joints.append(Product("robot", "actions", decision.actions, expected))
+            joints.append(_in_robot_units(session, found[-1], decision.actions, seen.state))
             if progress is not None:
                 progress(len(joints))
     if not joints:
@@ -219,6 +219,19 @@ def qualify(
         fingerprint=session.fingerprint.digest,
         transforms=session.processor.identity,
     )
+
+
+def _encoded(session: Session, sample: Sample) -> dict[str, Any]:
+    """What the network's inputs are given, under that prompt."""
+    prompt, observation = sample
+    session.set_prompt(prompt)
+    return session.processor.encode(observation, prompt)
+
+
+def _in_robot_units(session: Session, last: Product, actions: Any, state: Any) -> Product:
+    """What the robot is told, and what it would be told by the reference."""
+    expected = session.processor.decode(last.expected, state)
+    return Product("robot", "actions", actions, expected[-len(actions) :])
 
 
 def _noise(session: Session, count: int, index: int) -> Any:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .biased_attention import biased_attention_launch
 from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
-from .low_bit import no_kernel
 from .op import Lane, Op
 from .quantised import given, store
 from .skinny import LARGE_CLUSTERS
@@ -179,12 +179,6 @@ def _heads_kernel(launcher: Launcher, dim: int, into: str, keys: int) -> tuple[s
     return kernel, _HEADS_SHARED[dim]
 
 
-def _require_alike(key_bias: Tensor | None) -> None:
-    """ContractError unless all keys count alike."""
-    if key_bias is not None:
-        raise no_kernel("attention", expected="keys that all count alike", got="a key_bias")
-
-
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -202,13 +196,12 @@ def attention_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
-    _require_alike(key_bias)
     require_bf16("attention", q=q, k=k, v=v)
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
-    if dim in (64, 72) and runs and prefix_length is None:
+    if dim in (64, 72) and runs and prefix_length is None and key_bias is None:
         launcher.launch(
             f"attention_segments_d{dim}_{into}",
             (4, heads, segments),
@@ -223,13 +216,18 @@ def attention_launch(
             expected="the heads of a row side by side",
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
-    if dim == 256 and kv_heads == 1 and segments == 1 and not causal and k.stride(0) == v.stride(0):
+    alike = key_bias is None
+    shared = dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0)
+    if shared and not causal and alike:
         _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
         return
     sizes = (rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
-    if dim in _HEADS_SHARED:
+    if key_bias is not None and dim == 128 and not causal and prefix_length is None:
+        biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
+        return
+    if dim in _HEADS_SHARED and alike:
         kernel, shared = _heads_kernel(launcher, dim, into, sizes[1])
         launcher.launch(
             kernel,
@@ -239,11 +237,39 @@ def attention_launch(
             shared_bytes=shared,
         )
         return
-    if dim > 256:
-        raise ContractError("attention on device 'cuda'", expected="heads of at most 256", got=dim)
+    rest = (scale, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
+    _plain_rows(launcher, q, k, v, out, *rest)
+
+
+def _plain_rows(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    scale: float,
+    segments: int,
+    prefix_length: Tensor | None,
+    prefix_rows: int,
+    causal: bool,
+    key_bias: Tensor | None,
+    out_scale: Tensor | None,
+) -> None:
+    """A warp a row and head, of any width up to 768."""
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
+    into = output_suffix("attention", out)
+    if dim > 768:
+        raise ContractError("attention on device 'cuda'", expected="heads of at most 768", got=dim)
+    sizes = (rows // segments, keys // segments, prefix_rows)
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     plain = (rows, heads, kv_heads, dim, *sizes, int(causal), *strides, scale)
-    args = (*tensors, *plain)
-    launcher.launch(f"attention_rows_{into}", blocks(rows * heads, 4), 128, args)
+    args = (q, k, v, out, out_scale, prefix_length, *plain)
+    grid = blocks(rows * heads, 4)
+    if dim <= 256 and key_bias is None:
+        launcher.launch(f"attention_rows_{into}", grid, 128, args)
+        return
+    kernel = f"attention_rows_biased_{'wide_' if dim > 256 else ''}{into}"
+    launcher.launch(kernel, grid, 128, (*args, key_bias))
 
 
 def _shared_kv(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .check import ArgCheck
+from .launch import Launcher, blocks, require_bf16_rows, require_packed
+from .low_bit import no_kernel
 from .op import Lane, Op
 
 
@@ -49,7 +52,64 @@ def conv_frames_operands(
     return weight, x
 
 
-CONV_FRAMES = Op("conv_frames", conv_frames_ref, operands=conv_frames_operands)
+#: Cells and channels of a block, K numbers of a step, and its shared memory; as the source has it.
+_CELLS, _CHANNELS, _STEP, _SHARED = 128, 160, 32, 92_160
+#: Fewest steps of a split of K.
+_LEAST_STEPS = 16
+
+
+def conv_frames_launch(
+    launcher: Launcher,
+    x: Tensor,
+    past: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    strides: tuple[int, int],
+    residual: Tensor | None = None,
+) -> None:
+    """One product whose rows are gathered on the way; where its blocks would leave most of the chip
+    idle, K is split between several and a kernel behind adds them up.
+    """
+    formats = {torch.float32: "f32", torch.bfloat16: "bf16"}
+    require_bf16_rows("conv_frames", x=x, past=past, weight=weight, residual=residual)
+    require_packed("conv_frames", x=x, past=past, weight=weight, out=out, residual=residual)
+    _, frames, height, width, channels = x.shape
+    _, kt, k, _, _ = weight.shape
+    videos, made, out_height, out_width, out_channels = out.shape
+    if channels % 4 or out_channels % 8 or bias.dtype is not torch.float32:
+        raise no_kernel(
+            "conv_frames",
+            expected="multiples of 4 channels in and 8 out, and a float32 bias",
+            got=f"{channels}, {out_channels} and {bias.dtype}",
+        )
+    cells, depth = videos * made * out_height * out_width, kt * k * k * channels
+    grid = (blocks(cells, _CELLS), blocks(out_channels, _CHANNELS))
+    splits = _splits(launcher, grid[0] * grid[1], blocks(depth, _STEP))
+    count = cells * out_channels
+    sums = None
+    if splits > 1:
+        sums = launcher.workspace(2 * splits * count).view(torch.float32)
+    before = _edges(k, strides[1])[0]
+    sizes = (frames, 0 if past is None else past.shape[1], height, width, channels)
+    target = (made, out_height, out_width, out_channels, kt, k, *strides, before, cells, depth)
+    args = (x, past, weight, bias, residual, out, sums, *sizes, *target)
+    into = formats[out.dtype]
+    kernel = f"conv_frames_{into}" if channels % 8 == 0 else f"conv_frames_narrow_{into}"
+    launcher.launch(kernel, (*grid, splits), 256, args, shared_bytes=_SHARED)
+    if sums is not None:
+        ends = (sums, bias, residual, out, count, out_channels, splits)
+        launcher.launch(f"conv_sums_{into}", blocks(count, 512), 256, ends)
+
+
+def _splits(launcher: Launcher, tiles: int, steps: int) -> int:
+    """How many blocks share the K of a tile; none of them has nothing to do."""
+    wanted = max(1, min(launcher.multiprocessors // tiles, steps // _LEAST_STEPS))
+    return blocks(steps, blocks(steps, wanted))
+
+
+CONV_FRAMES = Op("conv_frames", conv_frames_ref, conv_frames_launch, conv_frames_operands)
 
 
 def conv_frames(

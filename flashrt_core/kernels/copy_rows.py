@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
 from .check import ArgCheck
-from .launch import Launcher, output_suffix, row_threads, stream_suffix
+from .launch import Launcher, blocks, output_suffix, row_threads, stream_suffix
 from .op import Lane, Op
 from .quantised import given, store
 
@@ -19,7 +21,11 @@ def copy_rows_ref(src: Tensor, out: Tensor, *, out_scale: Tensor | None = None) 
 def copy_rows_launch(
     launcher: Launcher, src: Tensor, out: Tensor, *, out_scale: Tensor | None = None
 ) -> None:
-    """One block a row."""
+    """One block a row; rows without gaps that are no whole vectors are taken together, and a row of
+    many numbers is copied by many blocks.
+    """
+    if src.shape[1] % 8 and src.numel() % 8 == 0 and src.is_contiguous() and out.is_contiguous():
+        src, out = (_joined(each) for each in (src, out))
     source = stream_suffix("copy_rows", "src", src)
     if out.dtype is torch.float32:
         into = stream_suffix("copy_rows", "out", out)
@@ -27,6 +33,10 @@ def copy_rows_launch(
         into = output_suffix("copy_rows", out)
     rows, width = out.shape
     sizes = (width, src.stride(0), out.stride(0))
+    if into == "bf16" and width > _MOST_OF_A_BLOCK:
+        kernel = "copy_runs_bf16" if source == "bf16" else "copy_runs_f32_bf16"
+        launcher.launch(kernel, (blocks(width, 2048), rows), 256, (src, out, *sizes))
+        return
     threads = min(256, row_threads("copy_rows", width))
     if (source, into) in _PLAIN:
         launcher.launch(_PLAIN[source, into], rows, threads, (src, out, *sizes))
@@ -35,6 +45,13 @@ def copy_rows_launch(
         launcher.launch(f"copy_rows_{source}_{into}", rows, threads, args)
 
 
+def _joined(packed: Tensor) -> Tensor:
+    """The same numbers in rows of a power of two of them, at most 4096."""
+    return packed.view(-1, gcd(packed.numel(), 4096))
+
+
+#: Columns that a block copies.
+_MOST_OF_A_BLOCK = 8192
 #: Kernels that change no number.
 _PLAIN = {
     ("bf16", "bf16"): "copy_rows_bf16",

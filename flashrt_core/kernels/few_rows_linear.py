@@ -1,7 +1,7 @@
 """Kernels for products of few rows with bias, activation and addition, a norm in front or not.
 
 What ``linear`` and ``layer_norm_linear`` share on the CUDA device; no op. Source:
-csrc/ops/few_rows_linear.cu.
+csrc/ops/few_rows_linear.cu, and of four bits csrc/ops/four_bit_linear.cu.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, TensorMap, require_bf16
 from .maths import ACTIVATIONS, Activation
 from .skinny import SkinnyPlan, busiest, form_of
@@ -19,9 +20,23 @@ from .skinny import SkinnyPlan, busiest, form_of
 _TOKENS = 48
 
 
-def _tiled(kernel: str, depth: int, rows: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
-    name = f"{kernel}_k{depth}_{rows}_bf16_sm90"
-    return SkinnyPlan(name, depth, _TOKENS, rows, shared_bytes, cluster=cluster, tiles=True)
+def streamed_plan(
+    kernel: str,
+    depth: int,
+    rows: int,
+    shared_bytes: int,
+    cluster: int,
+    tokens: int = _TOKENS,
+    *,
+    others: bool = False,
+) -> SkinnyPlan:
+    """A kernel that takes x and the weight as maps of tiles.
+
+    ``others``: one of this name takes more tokens.
+    """
+    few = f"_{tokens}" if tokens < _TOKENS and others else ""
+    name = f"{kernel}_k{depth}_{rows}{few}_bf16_sm90"
+    return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, tiles=True)
 
 
 def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
@@ -31,18 +46,23 @@ def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int
 
 
 LINEAR_PLANS = (
-    _tiled("linear", 1536, 32, 67648, 4),
-    _tiled("linear", 1536, 48, 83008, 4),
-    _tiled("linear", 1536, 96, 92208, 2),
-    _tiled("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 1536, 32, 67648, 4),
+    streamed_plan("linear", 1536, 48, 83008, 4),
+    streamed_plan("linear", 1536, 96, 92208, 2),
+    streamed_plan("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
+    streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
     _whole("linear", 1536, 48, 38432, 4),
     _whole("linear", 6144, 48, 38432, 8),
 )
 NORM_PLANS = (
-    _tiled("layer_norm_linear", 1536, 32, 74560, 4),
-    _tiled("layer_norm_linear", 1536, 48, 90176, 4),
-    _tiled("layer_norm_linear", 1536, 72, 85872, 2),
-    _tiled("layer_norm_linear", 1536, 96, 103152, 2),
+    streamed_plan("layer_norm_linear", 1536, 32, 74560, 4),
+    streamed_plan("layer_norm_linear", 1536, 48, 90176, 4),
+    streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
+    streamed_plan("layer_norm_linear", 1536, 96, 103152, 2),
+    streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 112, 129472, 1, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
     _whole("layer_norm_linear", 1536, 44, 48416, 2),
     _whole("layer_norm_linear", 1536, 44, 45344, 4),
 )
@@ -80,6 +100,10 @@ def layer_norm_linear_few_rows(
     weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        packed, norm = (weight, weight_scale), (gain, shift, eps)
+        behind = Ends(bias, activation)
+        return four_bit_linear(launcher, "layer_norm_linear", x, *packed, out, behind, norm)
     plan = few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
     if plan is None:
         return False
@@ -103,6 +127,9 @@ def linear_few_rows(
     weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        behind = Ends(bias, activation, residual=residual)
+        return four_bit_linear(launcher, "linear", x, weight, weight_scale, out, behind)
     plan = few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
     if plan is None or (residual is not None and residual.shape != out.shape):
         return False
@@ -141,7 +168,7 @@ def _operands(
             _, following = launcher.follow(plan, weight) or (plan, None)
             last = (following, 0 if following is None else following.numel())
         if plan.tiles:
-            return row_maps(x, weight, plan.rows), (), last
+            return row_maps(x, weight, plan.rows, plan.tokens), (), last
         return (x, weight, weight_scale), (x.stride(0),), last
     ordered = launcher.repacked(weight, "operands", in_operand_order)
     tiles = _tiles(plan, ordered)
@@ -158,10 +185,12 @@ def _tiles(plan: SkinnyPlan, weight: Tensor) -> TensorMap:
     return TensorMap(weight.data_ptr(), rows, depth, depth, plan.rows, 64, each)
 
 
-def row_maps(x: Tensor, weight: Tensor, rows: int) -> tuple[TensorMap, TensorMap]:
+def row_maps(
+    x: Tensor, weight: Tensor, rows: int, tokens: int = _TOKENS
+) -> tuple[TensorMap, TensorMap]:
     """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
     (count, depth), (width, _) = x.shape, weight.shape
     return (
-        TensorMap(x.data_ptr(), count, depth, x.stride(0), _TOKENS, 64),
+        TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64),
         TensorMap(weight.data_ptr(), width, depth, depth, rows, 64),
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .launch import Launcher, blocks
+from .low_bit import no_kernel
 from .op import Lane, Op
 
 
@@ -15,7 +18,18 @@ def frame_patches_ref(frames: Tensor, out: Tensor) -> None:
     out.copy_(cells.reshape(out.shape))
 
 
-FRAME_PATCHES = Op("frame_patches", frame_patches_ref)
+def frame_patches_launch(launcher: Launcher, frames: Tensor, out: Tensor) -> None:
+    """One thread a number."""
+    formats = {torch.float32: "f32", torch.bfloat16: "bf16"}
+    if frames.dtype not in formats:
+        raise no_kernel("frame_patches", expected="float32 or bfloat16 frames", got=frames.dtype)
+    count, height, width, channels = frames.shape
+    grid = (blocks(2 * width * channels, 256), height // 2, count)
+    args = (frames, out, height, width, channels, *out.stride()[:3])
+    launcher.launch(f"frame_patches_{formats[frames.dtype]}", grid, 256, args)
+
+
+FRAME_PATCHES = Op("frame_patches", frame_patches_ref, frame_patches_launch)
 
 
 def frame_patches(lane: Lane, frames: Tensor, out: Tensor) -> None:

@@ -147,8 +147,7 @@ def glu_linear_launch(
             ways["fused"] = partial(fused, tile=choose_tile(rows, built))
         else:
             ways |= {f"fused {tile.tokens}": partial(fused, tile=tile) for tile in built}
-        name = "geglu_linear" if activation == "gelu_tanh" else f"glu_linear {activation}"
-        key = f"{name} {rows} {depth} {width}{' fp8' if narrow else ''}"
+        key = f"glu_linear {activation} {rows} {depth} {width}{' fp8' if narrow else ''}"
         launcher.fastest(key, {**ways, "library": library}, x, out)
     else:
         library(x, out)

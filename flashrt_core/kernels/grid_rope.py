@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, I32, ArgCheck
+from .launch import Launcher, require_packed
 from .op import Lane, Op
 
 
@@ -18,7 +19,17 @@ def grid_rope_ref(start: Tensor, at: Tensor, rates: Tensor, axes: Tensor, out: T
     out.view(-1, *turned.shape).copy_(turned)
 
 
-GRID_ROPE = Op("grid_rope", grid_rope_ref)
+def grid_rope_launch(
+    launcher: Launcher, start: Tensor, at: Tensor, rates: Tensor, axes: Tensor, out: Tensor
+) -> None:
+    """One block a token."""
+    rows, half = at.shape[0], axes.shape[0]
+    require_packed("grid_rope", at=at, rates=rates)
+    counts = (rows, out.shape[0] // rows, half, out.stride(0))
+    launcher.launch("grid_rope_f32", rows, 128, (start, at, rates, axes, out, *counts))
+
+
+GRID_ROPE = Op("grid_rope", grid_rope_ref, grid_rope_launch)
 
 
 def grid_rope(

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from .check import F32, ArgCheck
+from .launch import Launcher, blocks
+from .low_bit import no_kernel
 from .op import Lane, Op
 
 
@@ -17,7 +19,22 @@ def guided_step_ref(
     x.add_(velocity, alpha=dt)
 
 
-GUIDED_STEP = Op("guided_step", guided_step_ref)
+def guided_step_launch(
+    launcher: Launcher, wanted: Tensor, other: Tensor, x: Tensor, *, guidance: float, dt: float
+) -> None:
+    """One thread a number."""
+    formats = {torch.float32: "f32", torch.bfloat16: "bf16"}
+    if wanted.dtype is not other.dtype or wanted.dtype not in formats:
+        got = f"{wanted.dtype} and {other.dtype}"
+        raise no_kernel("guided_step", expected="float32 or bfloat16 velocities", got=got)
+    rows, width = x.shape
+    strides = (wanted.stride(0), other.stride(0), x.stride(0))
+    args = (wanted, other, x, width, *strides, guidance, dt)
+    kernel = f"guided_step_{formats[wanted.dtype]}"
+    launcher.launch(kernel, (blocks(width, 256), rows), 256, args)
+
+
+GUIDED_STEP = Op("guided_step", guided_step_ref, guided_step_launch)
 
 
 def guided_step(

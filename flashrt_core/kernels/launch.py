@@ -196,6 +196,17 @@ def require_bf16_rows(op: str, **tensors: Tensor | None) -> None:
             _require_format(op, name, value)
 
 
+def require_packed(op: str, **tensors: Tensor | None) -> None:
+    """ContractError unless every tensor is 16-byte aligned and without gaps."""
+    for name, value in tensors.items():
+        if value is not None and (value.data_ptr() % 16 or not value.is_contiguous()):
+            raise ContractError(
+                f"{op}: argument '{name}' on device 'cuda'",
+                expected="16-byte aligned numbers without gaps",
+                got=f"{list(value.shape)}, strides {value.stride()}",
+            )
+
+
 def stream_suffix(op: str, name: str, value: Tensor) -> str:
     """ "f32" or "bf16" for a residual stream, which may be either; ContractError on another."""
     if value.dtype is torch.float32 and value.data_ptr() % 16 == 0 and value.stride(0) % 4 == 0:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .check import ArgCheck
 from .expand_rows import expand_rows_launch
-from .few_rows_linear import layer_norm_linear_few_rows
+from .few_rows_linear import layer_norm_linear_few_rows, linear_few_rows
 from .launch import Launcher, require_bf16_rows
 from .layer_norm import layer_norm_launch
 from .low_bit import no_kernel
@@ -60,13 +60,17 @@ def layer_norm_linear_launch(
         return
     if x_scale is not None:
         raise no_kernel("layer_norm_linear", expected="bfloat16 rows", got="float8_e4m3fn ones")
-    if weight_scale is not None:
-        weight = expand_rows_launch(launcher, "layer_norm_linear", weight, weight_scale)
-    require_bf16_rows("layer_norm_linear", weight=weight, bias=bias)
     (rows, width), columns = x.shape, weight.shape[0]
     scratch = launcher.workspace(rows * (width + columns))
     normal = scratch[: rows * width].view(rows, width)
     layer_norm_launch(launcher, x, gain, shift, normal, eps=eps)
+    if weight_scale is not None:
+        behind: dict[str, Any] = {"activation": activation, "residual": None}
+        given = (normal, weight, bias, out)
+        if linear_few_rows(launcher, *given, **behind, weight_scale=weight_scale):
+            return
+        weight = expand_rows_launch(launcher, "layer_norm_linear", weight, weight_scale)
+    require_bf16_rows("layer_norm_linear", weight=weight, bias=bias)
     if activation in ("none", "gelu_tanh") and out_scale is None:
         launcher.matmul(normal, weight, bias, out, gelu=activation == "gelu_tanh")
         return
@@ -128,7 +132,7 @@ def layer_norm_linear(
         eps: added to the (biased) variance.
         activation: as of ``linear``.
         x_scale: [1] float32: n is quantised with it before the product.
-        weight_scale: [N] float32, of a quantised ``weight``: a row's.
+        weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, D/run] of four bits.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:

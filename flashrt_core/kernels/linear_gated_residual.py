@@ -7,8 +7,10 @@ from torch import Tensor
 
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
-from .launch import Launcher, require_bf16, row_threads
-from .low_bit import no_kernel
+from .few_rows_linear import row_maps, streamed_plan
+from .four_bit_linear import Ends, four_bit_linear
+from .launch import Launcher, require_bf16, require_bf16_rows, row_threads
+from .low_bit import require_e4m3
 from .maths import matmul
 from .op import Lane, Op
 from .quantised import given
@@ -35,6 +37,13 @@ _PLANS = (
     ),
     SkinnyPlan("linear_gated_residual_k4096_64_bf16_cluster", 4096, 64, 32, 90160, cluster=4),
     SkinnyPlan("linear_gated_residual_k4096_16_bf16", 4096, 16, 8, 4112),
+)
+#: Those that stream weights of many megabytes, and add a bias.
+_STREAMED_PLANS = (
+    streamed_plan("linear_gated_residual", 3072, 96, 92224, 4, tokens=16, others=True),
+    streamed_plan("linear_gated_residual", 14336, 96, 92224, 4, tokens=16, others=True),
+    streamed_plan("linear_gated_residual", 3072, 96, 110656, 4, tokens=32),
+    streamed_plan("linear_gated_residual", 14336, 96, 110656, 4, tokens=32),
 )
 #: Those with int8 weights.
 _WHOLE_PLANS = (
@@ -84,36 +93,92 @@ def linear_gated_residual_launch(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
 ) -> None:
-    """One kernel where it was built for the shape; else product and gated addition as two."""
-    if bias is not None:
-        raise no_kernel("linear_gated_residual", expected="no bias", got="one")
-    require_bf16("linear_gated_residual", x=x, out=out)
+    """One kernel where it was built for the shape; else product and gated addition as two, which is
+    also what products of E4M3 operands take.
+    """
+    if weight.dtype is torch.uint8 and weight_scale is not None:
+        ends, packed = Ends(bias, gate=gate, residual=out), (weight, weight_scale)
+        if four_bit_linear(launcher, "linear_gated_residual", x, *packed, out, ends):
+            return
+    require_bf16("linear_gated_residual", out=out)
     rows, width = out.shape
-
-    def fused(run: slice, plan: SkinnyPlan) -> None:
-        part, into = x[run], out[run]
-        counts = (part.shape[0], x.stride(0), out.stride(0))
-        args = (part, plan.weight(weight), weight_scale, gate, into, *counts)
-        plan.launch(launcher, width, args)
-
+    if x_scale is not None:
+        require_e4m3("linear_gated_residual", x, weight)
+        branch = launcher.workspace(rows, width)
+        launcher.matmul(x, weight, None, branch, x_scale=x_scale)
+        _add_gated(launcher, branch, gate, out, bias=bias, scale=weight_scale)
+        return
+    require_bf16("linear_gated_residual", x=x)
     if weight_scale is not None:
-        runs = whole_plans("linear_gated_residual", _WHOLE_PLANS, launcher, x, weight, (x_scale,))
-        for run, plan in runs:
-            fused(run, plan)
-        if runs:
+        if bias is None and _whole_weights(launcher, x, weight, weight_scale, gate, out):
             return
         weight = expand_rows_launch(launcher, "linear_gated_residual", weight, weight_scale)
-        weight_scale = None
     require_bf16("linear_gated_residual", weight=weight)
-    chosen = choose_plan(_PLANS, launcher, rows, *weight.shape)
-    if chosen is not None and weight.is_contiguous():
-        fused(slice(0, rows), chosen)
+    if _fused(launcher, x, weight, gate, out, bias):
         return
     branch = launcher.workspace(rows, width)
     launcher.matmul(x, weight, None, branch)
-    args = (branch, gate, out, width, width, out.stride(0))
+    _add_gated(launcher, branch, gate, out, bias=bias, scale=None)
+
+
+def _fused(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+) -> bool:
+    """Launches one kernel where it was built for the shape. Whether it was."""
+    rows, width = out.shape
+    if not weight.is_contiguous():
+        return False
+    streamed = choose_plan(_STREAMED_PLANS, launcher, rows, *weight.shape)
+    if streamed is not None:
+        require_bf16("linear_gated_residual", bias=bias)
+        maps = row_maps(x, weight, streamed.rows, streamed.tokens)
+        streamed.launch(launcher, width, (*maps, bias, gate, out, rows, out.stride(0)))
+        return True
+    chosen = None if bias is not None else choose_plan(_PLANS, launcher, rows, *weight.shape)
+    if chosen is None:
+        return False
+    counts = (rows, x.stride(0), out.stride(0))
+    args = (x, chosen.weight(weight), None, gate, out, *counts)
+    chosen.launch(launcher, width, args)
+    return True
+
+
+def _whole_weights(
+    launcher: Launcher, x: Tensor, weight: Tensor, scale: Tensor, gate: Tensor, out: Tensor
+) -> bool:
+    """Launches kernels that read int8 weights as they are. Whether there are any."""
+    runs = whole_plans("linear_gated_residual", _WHOLE_PLANS, launcher, x, weight, (None,))
+    for run, plan in runs:
+        counts = (x[run].shape[0], x.stride(0), out.stride(0))
+        args = (x[run], plan.weight(weight), scale, gate, out[run], *counts)
+        plan.launch(launcher, out.shape[1], args)
+    return bool(runs)
+
+
+def _add_gated(
+    launcher: Launcher,
+    branch: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None,
+    scale: Tensor | None,
+) -> None:
+    """out += gate * (scale branch + b)."""
+    rows, width = out.shape
     threads = row_threads("linear_gated_residual", width)
-    launcher.launch("gated_residual_bf16", rows, threads, args)
+    strides = (width, branch.stride(0), out.stride(0))
+    if bias is None and scale is None:
+        launcher.launch("gated_residual_bf16", rows, threads, (branch, gate, out, *strides))
+        return
+    require_bf16_rows("linear_gated_residual", bias=bias)
+    args = (branch, bias, scale, gate, out, *strides)
+    launcher.launch("gated_residual_biased_bf16", rows, threads, args)
 
 
 def linear_gated_residual_operands(
@@ -153,7 +218,7 @@ def linear_gated_residual(
         out: [M, N] float, the residual stream; apart from ``x``.
         bias: [N] float, or None.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
-        weight_scale: [N] float32, of a float8_e4m3fn ``weight``: a row's.
+        weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, K/run] of four bits.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .quantised import E4M3, four_bit_values, quantise, rescaled
+from .four_bits import four_bit_values
+from .quantised import E4M3, quantise, rescaled
 
 Activation = Literal["none", "gelu_tanh", "gelu", "silu", "relu"]
 Gate = Literal["gelu_tanh", "silu"]
@@ -43,10 +44,10 @@ def matmul(
 
     With scales the product is of the stored numbers, and multiplied by them at the end; a wide
     ``x`` with ``x_scale`` is quantised first. Weights of four bits are what their runs' scales make
-    of them, rounded to the format of ``x``, which is what a kernel multiplies.
+    of them, not rounded: a kernel multiplies whole numbers and scales its sums.
     """
     if weight.dtype is torch.uint8 and weight_scale is not None:
-        return F.linear(x.float(), four_bit_values(weight, weight_scale).to(x.dtype).float())
+        return F.linear(x.float(), four_bit_values(weight, weight_scale))
     if x_scale is not None and x.dtype is not E4M3:
         x = quantise(x, x_scale)
     return rescaled(F.linear(x.float(), weight.float()), x_scale, weight_scale)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from .check import ArgCheck
+from .launch import Launcher, blocks, require_bf16_rows, require_packed
 from .op import Lane, Op
 
 
@@ -19,7 +20,20 @@ def mean_frames_ref(x: Tensor, out: Tensor, *, halved: tuple[bool, bool]) -> Non
     out.copy_(cells.mean(dim=2).permute(0, 2, 3, 4, 1).add_(out))
 
 
-MEAN_FRAMES = Op("mean_frames", mean_frames_ref)
+def mean_frames_launch(
+    launcher: Launcher, x: Tensor, out: Tensor, *, halved: tuple[bool, bool]
+) -> None:
+    """One thread a number of ``out``."""
+    require_bf16_rows("mean_frames", x=x, out=out)
+    require_packed("mean_frames", x=x, out=out)
+    videos, *sizes = x.shape
+    _, made, height, width, channels = out.shape
+    grid = (blocks(width * channels, 256), height, videos * made)
+    counts = (*sizes, made, height, width, channels, int(halved[0]), int(halved[1]))
+    launcher.launch("mean_frames_bf16", grid, 256, (x, out, *counts))
+
+
+MEAN_FRAMES = Op("mean_frames", mean_frames_ref, mean_frames_launch)
 
 
 def mean_frames(lane: Lane, x: Tensor, out: Tensor, *, halved: tuple[bool, bool]) -> None:

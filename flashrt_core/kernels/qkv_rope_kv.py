@@ -46,11 +46,8 @@ def qkv_rope_kv_launch(
     eps: float = 0.0,
     rows: Tensor | None = None,
 ) -> None:
-    """One block a row, eight angles a thread; with norms a warp a head."""
-    if rows is not None:
-        raise no_kernel("qkv_rope_kv", expected="rows of the cache in order", got="numbers of rows")
-    if k_norm is not None and len(k_norm) != head_dim:
-        raise no_kernel("qkv_rope_kv", expected="norms of single heads", got="norms of whole rows")
+    """One block a row, eight angles a thread; with norms of heads a warp a head."""
+    whole = k_norm is not None and len(k_norm) != head_dim
     require_bf16("qkv_rope_kv", qkv=qkv, q=q, k=k, v=v)
     if head_dim % 16:
         raise ContractError(
@@ -60,6 +57,9 @@ def qkv_rope_kv_launch(
     items = (q_heads + 3 * kv_heads) * head_dim // 16
     args = (qkv, rope, q, k, v, q_heads, kv_heads, head_dim, qkv.stride(0), rope.stride(0))
     strides = (0 if q is None else q.stride(0), k.stride(0), v.stride(0))
+    if rows is not None or whole:
+        _whole_rows(launcher, args, strides, q_norm, k_norm, rows, eps)
+        return
     if k_norm is not None:
         grid = (blocks(q_heads + 2 * kv_heads, 8), qkv.shape[0])
         normed = (*args[:2], q_norm, k_norm, *args[2:], *strides, eps)
@@ -68,6 +68,32 @@ def qkv_rope_kv_launch(
     launcher.launch(
         "qkv_rope_kv_bf16", qkv.shape[0], min(1024, blocks(items, 32) * 32), (*args, *strides)
     )
+
+
+def _whole_rows(
+    launcher: Launcher,
+    args: tuple[Any, ...],
+    strides: tuple[int, ...],
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    rows: Tensor | None,
+    eps: float,
+) -> None:
+    """One block holds a row of q and k; norms of heads are other kernels'."""
+    qkv, rope, *outputs, q_heads, kv_heads, head_dim = args[:8]
+    items = (q_heads + kv_heads) * head_dim // 16
+    gains = ((q_heads, q_norm), (kv_heads, k_norm))
+    fits = all(gain is None or len(gain) == heads * head_dim for heads, gain in gains)
+    if items > 1024 or not fits:
+        raise no_kernel(
+            "qkv_rope_kv",
+            expected="at most 16384 columns of q and k, and norms of whole rows or none",
+            got=[16 * items, *(None if gain is None else len(gain) for gain in (q_norm, k_norm))],
+        )
+    sizes = (q_heads, kv_heads, head_dim, *args[8:], *strides, eps)
+    every = (qkv, rope, q_norm, k_norm, rows, *outputs, *sizes)
+    threads = blocks(items, 32) * 32
+    launcher.launch("qkv_row_norm_rope_kv_bf16", qkv.shape[0], threads, every)
 
 
 QKV_ROPE_KV = Op("qkv_rope_kv", qkv_rope_kv_ref, qkv_rope_kv_launch)

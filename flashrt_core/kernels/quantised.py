@@ -1,9 +1,8 @@
 """What every low-bit reference does to a number, and how weights come to their scales.
 
 E4M3 holds q = rne(clamp(x / scale, +-448)): 3 bits behind the leading one, full precision down to
-2^-6, then even steps of 2^-9. int8, for weights alone, holds rne(x / scale) in +-127. Four bits,
-for weights too, hold rne(x / scale) + 8 in 0..15, the even column of a pair in the low half of a
-byte; each run of a row has a scale.
+2^-6, then even steps of 2^-9. int8, for weights alone, holds rne(x / scale) in +-127. Of four bits
+see four_bits.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def quantise_rows(weight: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Te
     The largest number of a row becomes 448, or 127; a row of zeros has the scale 1.
     """
     weight = weight.float()
-    scale = _scale(weight.abs().amax(dim=1), INT8_MAX if dtype is torch.int8 else E4M3_MAX)
+    scale = scale_of(weight.abs().amax(dim=1), INT8_MAX if dtype is torch.int8 else E4M3_MAX)
     if dtype is torch.int8:
         whole = torch.round(weight / scale[:, None])  # to even
         return whole.clamp_(-INT8_MAX, INT8_MAX).to(dtype), scale
@@ -41,53 +40,12 @@ def quantise_rows(weight: Tensor, dtype: torch.dtype = E4M3) -> tuple[Tensor, Te
 def quantise_whole(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [N, K] in E4M3 with one scale for all, float32 [1]; as :func:`quantise_rows`."""
     weight = weight.float()
-    scale = _scale(weight.abs().amax().view(1), E4M3_MAX)
+    scale = scale_of(weight.abs().amax().view(1), E4M3_MAX)
     return quantise(weight, scale), scale
 
 
-#: Shares of a run's largest number that its scale may be made of.
-_SHARES = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72)
-
-
-def quantise_runs(
-    weight: Tensor, run: int, importance: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Weights [N, K] in four bits: uint8 [N, K/2], and float32 scales [N, K/run].
-
-    Of a few scales a run gets the one with the least error. Columns whose inputs are large count
-    more: an error is weighed with the mean square of what it is multiplied by.
-
-    Args:
-        weight: float.
-        run: weights that share a scale; divides K.
-        importance: [K] float, mean square of each input; None: all alike.
-    """
-    runs = weight.float().unflatten(1, (-1, run))  # [N, K/run, run]
-    weighed = torch.ones(1, 1, run) if importance is None else importance.float().view(1, -1, run)
-    weighed = weighed.to(runs)
-    amax = runs.abs().amax(dim=2)
-    best = torch.full_like(amax, float("inf"))
-    scale = torch.ones_like(amax)
-    for share in _SHARES:
-        tried = _scale(amax * share, 7.0)
-        error = (_four_bits(runs, tried) * tried[..., None] - runs).square_().mul_(weighed).sum(2)
-        better = error < best
-        scale, best = torch.where(better, tried, scale), torch.where(better, error, best)
-    whole = (_four_bits(runs, scale) + 8).to(torch.uint8).flatten(1)
-    return whole[:, 0::2] | (whole[:, 1::2] << 4), scale
-
-
-def _four_bits(runs: Tensor, scale: Tensor) -> Tensor:
-    return torch.round(runs / scale[..., None]).clamp_(-8, 7)
-
-
-def four_bit_values(weight: Tensor, scale: Tensor) -> Tensor:
-    """What :func:`quantise_runs` stands for: [N, K] float32."""
-    whole = torch.stack((weight & 15, weight >> 4), dim=2).flatten(1).float() - 8.0
-    return (whole.unflatten(1, (scale.shape[1], -1)) * scale[..., None]).flatten(1)
-
-
-def _scale(amax: Tensor, largest: float) -> Tensor:
+def scale_of(amax: Tensor, largest: float) -> Tensor:
+    """The scale that makes ``amax`` the largest number of a format; 1 for 0."""
     return torch.where(amax > 0, amax / largest, torch.ones_like(amax))
 
 

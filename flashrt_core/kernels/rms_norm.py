@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .check import F32, ArgCheck
-from .launch import Launcher, output_suffix, row_threads, stream_suffix
+from .launch import Launcher, blocks, output_suffix, require_bf16, row_threads, stream_suffix
 from .low_bit import no_kernel
 from .maths import ACTIVATIONS, Activation, rms_normalise
 from .op import Lane, Op
@@ -36,16 +36,42 @@ def rms_norm_launch(
     activation: Activation = "none",
     out_scale: Tensor | None = None,
 ) -> None:
-    """One block a row."""
-    if activation != "none":
-        raise no_kernel("rms_norm", expected="activation none", got=activation)
+    """One block a row; with an activation a warp a row."""
     into = output_suffix("rms_norm", out)
+    if activation != "none":
+        _many_rows(launcher, x, weight, out, into, eps=eps, activation=activation, scale=out_scale)
+        return
     stream = stream_suffix("rms_norm", "x", x)
     kernel = f"rms_norm_{stream}" if stream == into else f"rms_norm_{stream}_{into}"
     rows, width = x.shape
     args = (x, weight, out, out_scale, width, x.stride(0), out.stride(0), eps)
     launcher.launch(kernel, rows, row_threads("rms_norm", width), args)
 
+
+def _many_rows(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    into: str,
+    *,
+    eps: float,
+    activation: Activation,
+    scale: Tensor | None,
+) -> None:
+    require_bf16("rms_norm", x=x)
+    rows, width = x.shape
+    if width > _MOST_OF_A_WARP:
+        raise no_kernel(
+            "rms_norm", expected=f"at most {_MOST_OF_A_WARP} columns with {activation}", got=width
+        )
+    kind = list(ACTIVATIONS).index(activation)
+    args = (x, weight, out, scale, rows, width, x.stride(0), out.stride(0), kind, eps)
+    launcher.launch(f"rms_norm_rows_{into}", blocks(rows, 8), 256, args)
+
+
+#: Columns that a warp holds.
+_MOST_OF_A_WARP = 1024
 
 RMS_NORM = Op("rms_norm", rms_norm_ref, rms_norm_launch, low_bit=True)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, I32, ArgCheck
+from .launch import Launcher, blocks
 from .op import Lane, Op
 
 
@@ -18,7 +19,14 @@ def span_bias_ref(lengths: Tensor, out: Tensor, *, rows: int) -> None:
     out.copy_(torch.where(key == 0, alike, held))
 
 
-SPAN_BIAS = Op("span_bias", span_bias_ref)
+def span_bias_launch(launcher: Launcher, lengths: Tensor, out: Tensor, *, rows: int) -> None:
+    """One thread a key."""
+    texts, keys = out.shape
+    args = (lengths, out, keys, out.stride(0), rows)
+    launcher.launch("span_bias_f32", (blocks(keys, 256), texts), 256, args)
+
+
+SPAN_BIAS = Op("span_bias", span_bias_ref, span_bias_launch)
 
 
 def span_bias(lane: Lane, lengths: Tensor, out: Tensor, *, rows: int) -> None:

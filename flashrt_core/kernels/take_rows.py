@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .check import F32, I32, ArgCheck
+from .launch import Launcher
 from .op import Lane, Op
 
 
@@ -42,7 +43,25 @@ def take_rows_ref(
     bias.copy_(hidden.repeat(copies))
 
 
-TAKE_ROWS = Op("take_rows", take_rows_ref)
+def take_rows_launch(
+    launcher: Launcher,
+    holders: Tensor,
+    kinds: Tensor,
+    rows: Tensor,
+    bias: Tensor,
+    *,
+    kind: int,
+    forgotten: int | None = None,
+) -> None:
+    """One block, which looks at the rows a thousand at a time."""
+    capacity = len(holders)
+    copies = len(bias) // capacity
+    forgets = (int(forgotten is not None), forgotten or 0)
+    counts = (capacity, len(rows) // copies, copies, kind, *forgets)
+    launcher.launch("take_rows_i32", 1, 1024, (holders, kinds, rows, bias, *counts))
+
+
+TAKE_ROWS = Op("take_rows", take_rows_ref, take_rows_launch)
 
 
 def take_rows(

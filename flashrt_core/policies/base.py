@@ -22,17 +22,33 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """An image of a camera and what its windows hold of it, made before the rest was there.
+
+    Attributes:
+        view: name of the camera.
+        image: [H, W, 3] uint8 RGB, or a raw image; it must not change any more.
+        values: input name -> window value, as :meth:`Processor.encode` makes them.
+    """
+
+    view: str
+    image: Array | Frame
+    values: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
 class Observation:
     """What the robot saw and felt at one moment.
 
     Attributes:
-        images: view name -> [H, W, 3] uint8 RGB of any size, or a raw image as its camera sent it.
-            A view may be absent, masked, where the plan was loaded for that.
+        images: view name -> [H, W, 3] uint8 RGB of any size, or a raw image as its camera sent it;
+            or either of them prepared (:meth:`Processor.prepare`). A view may be absent, masked,
+            where the plan was loaded for that.
         state: [state_dim] float32 in robot units, or None for a policy that takes none.
         stamp_ns: time of the newest part, nanoseconds.
     """
 
-    images: Mapping[str, Array | Frame]
+    images: Mapping[str, Array | Frame | Prepared]
     state: Array | None = None
     stamp_ns: int = 0
 
@@ -128,6 +144,12 @@ class Processor(Protocol):
         Values may share memory with the observation.
         """
 
+    def prepare(self, view: str, image: Array | Frame) -> Array | Frame | Prepared:
+        """Do now for one image what :meth:`encode` would do, where the policy can; errors as there.
+
+        What it gives stands for the image in an observation, which must not change any more.
+        """
+
     def check_windows(self, values: Mapping[str, Array]) -> None:
         """InputError where values of a host that encodes on its own contradict each other.
 
@@ -155,7 +177,7 @@ class HistoryProcessor(Processor, Protocol):
     the window takes several.
     """
 
-    def encode_pictures(self, images: Mapping[str, Array | Frame]) -> dict[str, Array]:
+    def encode_pictures(self, images: Mapping[str, Array | Frame | Prepared]) -> dict[str, Array]:
         """Input name -> one picture, of every camera; InputError names what is wrong."""
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..kernels.quantised import quantise_rows, quantise_runs, quantise_whole
+from ..kernels.four_bits import quantise_runs
+from ..kernels.quantised import quantise_rows, quantise_whole
 from ..tensors import TensorSource, TensorSpec
 
 #: What a product or a norm has.
@@ -96,20 +97,24 @@ def fill(
 ) -> None:
     """Writes a buffer, or its layer: rounded, or quantised with scales: one, a row or a run.
 
-    ``rows``: of those of a weight without a common scale. ``importance``: [K], how much the columns
-    of a weight of four bits count; None: all alike.
+    Quantised where the buffer lies. ``rows``: of those of a weight with a scale a row or without.
+    ``importance``: [K], how much the columns of a weight of four bits count, where no calibration
+    has observed it; None: all alike.
     """
     target, scale = buffers[name], buffers.get(f"{name}_scale")
+    observed = buffers.get(f"{name}_importance")
     if layer is not None:
         target, scale = target[layer], None if scale is None else scale[layer]
+        observed = None if observed is None else observed[layer]
     if scale is None:
         target[rows].copy_(tensor)
         return
+    tensor = tensor.to(target.device)
     if target.dtype is torch.uint8:
         run = 2 * target.shape[1] // scale.shape[1]
-        values, of_runs = quantise_runs(tensor, run, importance)
-        target[rows].copy_(values)
-        scale[rows].copy_(of_runs)
+        values, of_runs = quantise_runs(tensor, run, importance if observed is None else observed)
+        target.copy_(values)
+        scale.copy_(of_runs)
         return
     if len(scale) == 1:
         values, of_all = quantise_whole(tensor)

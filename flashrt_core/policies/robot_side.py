@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from ..errors import InputError, OptionError
 from ..images import Frame
-from .base import Observation, as_array
+from .base import Observation, Prepared, as_array
 
 Array = np.ndarray[Any, Any]
 S = TypeVar("S", bound="Scale")
@@ -54,7 +54,9 @@ _FURTHEST = 10.0
 
 
 class RobotSide:
-    """A robot's state and actions.
+    """A robot's state and actions, and what of the transforms a network reads.
+
+    A policy sets ``identity``, and ``ENCODED`` to those of its parts that its inputs depend on.
 
     Args:
         state_dim, action_dim: numbers of the robot.
@@ -69,6 +71,9 @@ class RobotSide:
     Raises:
         OptionError: ``relative`` does not fit the robot.
     """
+
+    ENCODED: ClassVar[tuple[str, ...]]
+    identity: Mapping[str, str]
 
     def __init__(
         self,
@@ -89,6 +94,11 @@ class RobotSide:
         self._bases = list(self.relative if bases is None else bases)
 
     @property
+    def encoding(self) -> Mapping[str, str]:
+        """The parts of ``identity`` that :meth:`encode` depends on."""
+        return {name: self.identity[name] for name in self.ENCODED}
+
+    @property
     def action_identity(self) -> dict[str, str]:
         """What is done to actions, in words with a digest."""
         return {
@@ -100,6 +110,10 @@ class RobotSide:
     def _moved(self) -> dict[str, str]:
         moved = self._bases != list(self.relative)
         return {"bases of them": ", ".join(map(str, self._bases))} if moved else {}
+
+    def prepare(self, view: str, image: Array | Frame) -> Array | Frame | Prepared:
+        """Nothing here: the image itself."""
+        return image
 
     def decode(self, actions: Array, state: Array | None) -> Array:
         """Raw actions [H, A] -> [H, action_dim] float32 in robot units.
@@ -233,7 +247,9 @@ def in_range(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def checked_images(observation: Observation, views: tuple[str, ...]) -> Mapping[str, Array | Frame]:
+def checked_images(
+    observation: Observation, views: tuple[str, ...]
+) -> Mapping[str, Array | Frame | Prepared]:
     """The images of an observation; InputError where that is no mapping, or has other views."""
     images = observation.images
     if not isinstance(images, Mapping):
@@ -246,11 +262,21 @@ def checked_images(observation: Observation, views: tuple[str, ...]) -> Mapping[
     return images
 
 
-def checked_image(view: str, images: Mapping[str, Array | Frame]) -> Array | Frame:
+def prepared_values(
+    window: str, image: Array | Frame | Prepared | None
+) -> Mapping[str, Array] | None:
+    """What was made of an image for the windows of view ``window``; None where nothing was."""
+    fits = isinstance(image, Prepared) and image.view == window
+    return image.values if fits and isinstance(image, Prepared) else None
+
+
+def checked_image(view: str, images: Mapping[str, Array | Frame | Prepared]) -> Array | Frame:
     """The image of a view; InputError when there is none, or it is not [Y, X, 3] uint8."""
     if view not in images:
         raise InputError(f"image {view!r}", expected="[Y, X, 3] uint8", got="none")
     image = images[view]
+    if isinstance(image, Prepared):
+        image = image.image
     if isinstance(image, Frame):
         return image
     image = as_array(f"image {view!r}", image)

@@ -124,6 +124,27 @@ def instruction(text: str, clean: Callable[[str], str]) -> str:
     return words
 
 
+def require_room(count: int, most: int, room: str = "") -> None:
+    """InputError on a prompt of more tokens than the largest bucket takes.
+
+    ``room``: what else it has to hold, for the message.
+    """
+    if count > most:
+        raise InputError(
+            "prompt",
+            expected=f"at most {most} tokens{room}",
+            got=count,
+            remedy="shorten the text or configure a larger prompt bucket (prompt_buckets)",
+        )
+
+
+def read_only(*windows: Array) -> tuple[Array, ...]:
+    """The same, which nobody may write: they are handed out again."""
+    for window in windows:
+        window.setflags(write=False)
+    return windows
+
+
 def prompt_windows(
     encode: Callable[..., Sequence[int]], room: int
 ) -> Callable[..., tuple[Array, Array]]:
@@ -138,9 +159,7 @@ def prompt_windows(
         ids = encode(*what)
         tokens = np.zeros(room, np.int32)
         tokens[: len(ids)] = ids
-        length = np.array([len(ids)], np.int32)
-        for value in (tokens, length):
-            value.setflags(write=False)  # they are handed out again
+        tokens, length = read_only(tokens, np.array([len(ids)], np.int32))
         return tokens, length
 
     return windows

@@ -5,7 +5,7 @@ A policy's state, where it takes one as numbers, is an input of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Protocol
 
 from ..contract import BufferSpec, DType, InputSpec, OutputSpec, Rate, Role, Update
@@ -58,6 +58,11 @@ class Sizes(Protocol):
 def image_input(view: str) -> str:
     """Name of the input (and buffer) that holds a camera's image."""
     return f"image.{view}"
+
+
+def views_of(inputs: Container[str], slots: tuple[str, ...]) -> tuple[str, ...]:
+    """The slots that have an image among these inputs, in the policy's order."""
+    return tuple(slot for slot in slots if image_input(slot) in inputs)
 
 
 def picture_input(view: str) -> str:

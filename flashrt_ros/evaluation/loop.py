@@ -32,6 +32,7 @@ from .parameters import topics
 from .simulator import SimulatorOptions
 
 _START_S, _PROMPT_S, _FIRST_S, _END_S, _LEAVE_S = 60.0, 8.0, 20.0, 120.0, 5.0
+_STUCK = "no trajectory came to the controller, or the task's `advance` does not return; "
 #: What diagnostics count, and what it is called in a result.
 _COUNTED = {
     "decisions": ("decisions", "stale", "skewed", "failed", "stopped", "deadline_missed"),
@@ -149,7 +150,7 @@ class SimulatorProcess:
         """The next line.
 
         Args:
-            timeout_s: how long it may take.
+            timeout_s: how long it may take, from the last sign that an episode goes on.
             watch: called while it does.
             what: that is waited for, for the message.
             remedy: what to do where none comes, with a stop behind.
@@ -161,6 +162,9 @@ class SimulatorProcess:
         while True:
             try:
                 found: dict[str, Any] = json.loads(self._lines.get(timeout=0.1))
+                if found.keys() == {"time_s"}:  # the task says how long that may be
+                    limit = time.monotonic() + timeout_s
+                    continue
                 if said := found.get("error"):
                     raise self._error(**said)
                 return found
@@ -225,8 +229,8 @@ def run_loop(
             before = len(client.timings)
             node.activate(client)
             watch = _first_chunk(node, client, before)
-            end, remedy = f"the end of episode {seed}", "let `done` be true when its time is over; "
-            found = simulator.answer(_END_S, watch, end, remedy)
+            end = f"the end of episode {seed}, or that its time goes on,"
+            found = simulator.answer(_END_S, watch, end, _STUCK)
             client.deactivate()
             made = unique(client.timings[before:])
             timings += made

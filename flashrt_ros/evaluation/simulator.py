@@ -5,7 +5,8 @@ prints ``{"ready": true}`` and takes orders on standard input, each a line of JS
 by one:
 
 ``{"start": SEED, "frames_hz": 0}``  an episode; the world stands still until the first trajectory,
-                                     and an outcome is printed when the episode is over
+                                     and an outcome is printed when the episode is over; before
+                                     that ``{"time_s": NOW}`` now and then
 ``{"frames": FILE, "width": W, "height": H}``  pictures of the last episode, as .npy
 
 Time is simulated and only ever goes on, episode or not; it follows the wall clock, and where this
@@ -45,6 +46,7 @@ from flashrt_ros.stamps import SECOND, time_message, to_ns
 from .follower import Follower
 
 PERIOD_NS = round(SUBSTEP_S * SECOND)
+_SIGN_S = 10.0  # from one sign that an episode goes on to the next
 Array = np.ndarray[Any, Any]
 
 
@@ -138,6 +140,12 @@ class Simulator:
                 pictures.append(run.episode.picture(width, height))
         np.save(path, np.array(pictures, np.uint8))
         return {"frames": len(pictures)}
+
+    @property
+    def time_s(self) -> float | None:
+        """Simulated time of the episode that goes on; None where none does."""
+        run = self._run
+        return run.episode.time_s if run is not None and run.began and not run.told else None
 
     def step(self) -> dict[str, Any] | None:
         """One period of :data:`PERIOD_NS`; what became of the episode, once it is over."""
@@ -246,7 +254,7 @@ def _orders() -> queue.Queue[dict[str, Any] | None]:
 def _serve(simulator: Simulator, executor: Any) -> None:
     """Step in real time until standard input ends."""
     orders = _orders()
-    due_s = time.monotonic()
+    due_s = told_s = time.monotonic()
     while True:
         while not orders.empty():
             order = orders.get()
@@ -256,6 +264,9 @@ def _serve(simulator: Simulator, executor: Any) -> None:
         found = simulator.step()
         if found is not None:
             print(json.dumps(found), flush=True)
+        elif (now_s := simulator.time_s) is not None and time.monotonic() - told_s > _SIGN_S:
+            told_s = time.monotonic()
+            print(json.dumps({"time_s": now_s}), flush=True)
         # What is late stays late: time that ran faster would be none that a robot knows.
         due_s = max(due_s + SUBSTEP_S, time.monotonic())
         while (left_s := due_s - time.monotonic()) > 0:

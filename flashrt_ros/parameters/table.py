@@ -30,8 +30,9 @@ TABLE: tuple[Param, ...] = (
     ),
     Param("precision", "string", "fp32", "Precision plan of the stages: `fp32`, `bf16`, `fp8`, or a"
           " YAML file (docs/numerics.md)."),
-    Param("calibration", "string", "", "Scales of an `fp8` plan: a file of `flashrt calibrate`;"
-          " empty: where that command puts it."),
+    Param("calibration", "string", "", "Scales of an `fp8` plan, and how much the columns of"
+          " 4-bit weights count: a file of `flashrt calibrate`; empty: where that command puts"
+          " it."),
     Param("autostart", "bool", False, "Configure and activate when the process starts, also after"
           " a crash: the robot may move then. While a killed process still has the name, it is"
           " waited for."),

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from flashrt_core.errors import OptionError
 from flashrt_core.files import local_path
+from flashrt_core.plotting import Axes
+from flashrt_core.plotting import pyplot as plt
 
 from .figure import COMPARED, FAINT, INK, STYLE
 from .output import results_folder, writing

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # no display on a robot or in CI
-
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
+from flashrt_core.plotting import Axes
+from flashrt_core.plotting import pyplot as plt
 
 from .decisions import write_decisions
 from .output import writing

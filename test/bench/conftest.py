@@ -14,7 +14,7 @@ from test.bench.test_bench import line
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a GPU, as if done."""
     monkeypatch.setattr(
-        command, "Bench", lambda **_: SimpleNamespace(library="abc", gpu={}, close=lambda: None)
+        command, "Bench", lambda *_: SimpleNamespace(library="abc", gpu={}, close=lambda: None)
     )
     monkeypatch.setattr(command, "_measure", lambda b, o, cases: [line(c, False) for c in cases])
     monkeypatch.setattr(command, "require_lerobot", lambda policy: "0.6.1")

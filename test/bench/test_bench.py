@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +25,16 @@ from flashrt_core.bench.report import describe_run, draw, peer_lines, write_json
 from flashrt_core.bench.trace import KernelTime
 from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import DeviceError, FlashRTError, OptionError
+from flashrt_core.load import LoadOptions
 from flashrt_core.outputs import OutputError
 
 PREFIX = ["norm", "product a", "turn", "attention", "product b", "norm", "product c"]
 LIGHT, HEAVY = Case(2, 48, 10), Case(3, 200, 50)
 EXPERT = ["qkv", "few queries", "out", "geglu", "out"]
+
+
+def plan(**given: Any) -> LoadOptions:
+    return replace(latency.PLAN, **given)
 
 
 def trace_of(names: list[str]) -> list[KernelTime]:
@@ -131,7 +137,7 @@ def test_no_peer_is_said_with_the_remedy(
     policy: str, case: Case, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lerobot", None)
-    options = BenchOptions(policy=policy, cases=(case,), peer="lerobot")
+    options = BenchOptions(plan(policy=policy), cases=(case,), peer="lerobot")
     said = rf"\Apeer 'lerobot': .*pip install 'lerobot\[{extra}\][^\n]*\Z"
     with pytest.raises(DeviceError, match=said):
         run_bench(options, Console())
@@ -203,6 +209,25 @@ def test_a_table_is_printed_although_the_disk_is_full(
     assert "2x48x10" in told.getvalue()
 
 
+@pytest.mark.parametrize("name", ["command", "capsule_command"])
+def test_the_options_of_a_plan_reach_what_measures_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    given: list[Any] = []
+    part = "capsule" if name == "capsule_command" else "decision"
+    what = "run_capsule_bench" if part == "capsule" else "run_bench"
+    monkeypatch.setattr(f"flashrt_core.bench.{name}.{what}", lambda all, _: given.append(all))
+    words = "--steps 2 --cases 1x48x4 --state-dim 3 --no-state-in-prompt --camera-bytes 9"
+    assert run(lambda: app(["bench", part, *words.split()])) == 0
+    (options,) = given
+    assert options.plan == plan(
+        steps=2, state_dim=3, extra={"state_in_prompt": False}, camera_bytes=9
+    )
+    assert options.cases == (Case(1, 48, 4, steps=2),)
+    assert run(lambda: app(["bench", part, "--calibration", "x.json"])) == USER_ERROR
+    assert "a plan that quantises activations" in capsys.readouterr().err
+
+
 def test_without_a_gpu_the_remedy_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(**options: object) -> None:
         raise DeviceError("device 'cuda'", got="none", remedy="install it, or set device to 'cpu'")
@@ -237,7 +262,7 @@ def test_other_overlaps_of_chosen_cases() -> None:
     [
         (BenchOptions(peer="openpi"), "option 'peer'"),
         (BenchOptions(peer="lerobot", peer_paths=("fast",)), "option 'peer-paths'.*eager"),
-        (BenchOptions(peer="lerobot", preset="tiny"), "the peer's sizes"),
+        (BenchOptions(plan(preset="tiny"), peer="lerobot"), "the peer's sizes"),
         (
             BenchOptions(cases=(Case(2, 48, 10),), peer_cases=(Case(1, 48, 10),)),
             "option 'peer-cases' of bench: expected some of the cases, got 1x48x10",
@@ -254,25 +279,31 @@ def test_other_overlaps_of_chosen_cases() -> None:
         (BenchOptions(peer_paths=("eager",)), "option 'peer-paths' of bench: expected --peer"),
         (BenchOptions(samples=0), "samples"),
         (BenchOptions(cases=(Case(4, 48, 10),)), "case: expected at most 3 views, got 4x48x10"),
-        (BenchOptions(policy="pi0"), "option 'policy': expected one of .*'pi05'.*, got 'pi0'"),
         (
-            BenchOptions(policy="groot_n17", cases=(Case(2, 8, 40, 4),)),
+            BenchOptions(plan(policy="pi0")),
+            "'policy': expected one of .*'pi05'.*, got 'pi0'",
+        ),
+        (
+            BenchOptions(plan(policy="groot_n17"), cases=(Case(2, 8, 40, 4),)),
             "9 to 8 tokens|tokens .marks of the chat",
         ),
         (
-            BenchOptions(policy="groot_n17", overlap="vision+trunk"),
+            BenchOptions(plan(policy="groot_n17"), overlap="vision+trunk"),
             "on, off, both, each, or of vision, context, action, kernel, product joined",
         ),
         (BenchOptions(samples=10**12), "samples"),
-        (BenchOptions(device="cpu"), "'device' of bench: .*got 'cpu'; use flashrt qualify or"),
+        (
+            BenchOptions(plan(device="cpu")),
+            "'device' of bench: .*got 'cpu'; use flashrt qualify",
+        ),
         (BenchOptions(overlap="action+expert"), "overlap.*got 'action.expert'"),
         (BenchOptions(overlap="ON"), "on, off, both, each, or of context, action, kernel, product"),
         (BenchOptions(overlap=""), "option 'overlap'"),
-        (BenchOptions(preset="huge"), "option 'preset'"),
-        (BenchOptions(precision="int1"), "precision.*int1"),
-        (BenchOptions(checkpoint="random:x"), "checkpoint.*random:x"),
-        (BenchOptions(checkpoint=f"random:{'9' * 5000}"), "checkpoint"),
-        (BenchOptions(checkpoint="/none/at/all"), "checkpoint '/none/at/all'.*no such path"),
+        (BenchOptions(plan(preset="huge")), "option 'preset'"),
+        (BenchOptions(plan(precision="int1")), "precision.*int1"),
+        (BenchOptions(plan(checkpoint="random:x")), "checkpoint.*random:x"),
+        (BenchOptions(plan(checkpoint=f"random:{'9' * 5000}")), "checkpoint"),
+        (BenchOptions(plan(checkpoint="/none/at/all")), "checkpoint '/none/at/all'.*no such path"),
         (BenchOptions(cases=(Case(2, 48, 1000),)), "'horizon'.*1..256, got 1000"),
         (BenchOptions(cases=(Case(2, 10**8, 10),)), "'prompt_buckets'.*1..4096"),
         (BenchOptions(output=Path("/")), "option '--output': .*got '/': it is a folder"),

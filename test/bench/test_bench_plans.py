@@ -22,7 +22,7 @@ from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.config import make_config
 from flashrt_core.policies.pi05.sites import SITES
 from flashrt_core.precision import Format, Precision
-from test.bench.test_bench import HEAVY, LIGHT, line
+from test.bench.test_bench import HEAVY, LIGHT, line, plan
 
 
 @pytest.mark.parametrize(("used", "busy"), [("100 %", True), ("6 %", True), ("5 %", False)])
@@ -55,7 +55,7 @@ def test_without_nvidia_smi_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def plan_line(bench: Any, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    name = options.precision
+    name = options.plan.precision
     return [
         line(case, False) | {"precision": name, "fingerprint": f"{case} {name}"} for case in cases
     ]
@@ -69,7 +69,7 @@ def test_plans_are_measured_in_one_run_and_fidelity_goes_to_its_own(
     found = {"cosine_mean": 0.9996, "cosine_min_row": 0.998, "pairs": 64}
     report = tmp_path / "fidelity.json"
     report.write_text(json.dumps({"fingerprint": "2x48x10 fp8", "fidelity": found}))
-    options = BenchOptions(cases=(LIGHT, HEAVY), precision="fp8, bf16,fp8", fidelity=report)
+    options = BenchOptions(plan(precision="fp8, bf16,fp8"), cases=(LIGHT, HEAVY), fidelity=report)
     told = io.StringIO()
     cases = run_bench(options, Console(file=told, width=200))["cases"]
     names = [(case["horizon"], case["precision"]) for case in cases]

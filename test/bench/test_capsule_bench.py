@@ -18,6 +18,7 @@ from flashrt_core.bench.case import Case
 from flashrt_core.capsule.store import CapsuleStore
 from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import NumericsError, OptionError
+from flashrt_core.load import LoadOptions
 
 TIMES = (
     *("snapshot_us", "restore_us", "switch_us", "fork_us", "to_host_us", "to_device_us"),
@@ -35,11 +36,9 @@ def one_thread() -> Iterator[None]:
 
 
 def options(**given: Any) -> CapsuleBenchOptions:
-    plain = {
-        "preset": "tiny", "device": "cpu", "precision": "fp32", "cases": (Case(1, 48, 4),),
-        "trials": 2,
-    }  # fmt: skip
-    return CapsuleBenchOptions(**(plain | given))
+    own = {name: given.pop(name) for name in list(given) if hasattr(LoadOptions, name)}
+    plain = {"cases": (Case(1, 48, 4),), "trials": 2}
+    return CapsuleBenchOptions(LoadOptions(**own), **(plain | given))
 
 
 def test_a_result_holds_all_that_is_named(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_a_result_holds_all_that_is_named(tmp_path: Path) -> None:
 def test_every_policy_has_all_ways() -> None:
     console = Console(file=io.StringIO(), width=100)
     case = Case(1, 64, 6, steps=2)
-    result = run_capsule_bench(options(policy="groot_n17", cases=(case,)), console)
+    result = run_capsule_bench(options(policy="groot_n17", state_dim=3, cases=(case,)), console)
     (found,) = result["cases"]
     assert found["bit_exact"] and found["equal"] == dict.fromkeys(WAYS, 2)
     assert (found["prompt_tokens"], found["steps"]) == (64, 2)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core.calibration.artifact import read_calibration
 from flashrt_core.calibration.run import _recorder as recorder_of
 from flashrt_core.cli import calibrate as calibrate_module
 from flashrt_core.cli import qualify as qualify_module
@@ -22,6 +21,7 @@ from flashrt_core.errors import OptionError
 from flashrt_core.images import Frame
 from flashrt_core.load import LoadOptions
 from flashrt_core.observations import digest_of, made_up_observations, read_observations
+from flashrt_core.scales import read_calibration
 
 VIEWS = ("base_0_rgb", "left_wrist_0_rgb")
 FEW = ["--steps", "2", "--prompt-buckets", "32", "--threads", "1"]
@@ -84,7 +84,22 @@ def test_a_plan_finds_the_scales_where_the_command_put_them(
     assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 10_000
     code, out, err = call(capsys, "qualify", "pi05", "--precision", "fp8", "--npz", str(file), *FEW)
     assert (code, out) == (USER_ERROR, "")
-    assert "observation 1: expected one that the plan was not calibrated on" in err
+    assert "observation 1 of npz: robot.npz: expected one that the plan was not calibrated" in err
+    code, out, _ = call(capsys, "inspect", "pi05", "--precision", "fp8", *FEW[:-2])
+    digest = read_calibration(written).digest[:16]
+    assert code == 0
+    assert f"calibration: {written} (3 observations, npz: robot.npz; digest {digest})" in out
+
+
+def test_what_is_wrong_in_a_file_names_file_and_observation(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    state = np.zeros((3, 7), np.float32)
+    state[1, 2] = np.nan
+    file = write_npz(tmp_path / "robot.npz", state=state)
+    code, _, err = call(capsys, "calibrate", "pi05", "--npz", str(file), *FEW)
+    assert code == USER_ERROR and err.count("\n") == 1
+    assert "observation 2 of npz: robot.npz, state[2]: expected a finite number, got nan" in err
 
 
 def test_without_scales_the_command_is_said(capsys: pytest.CaptureFixture[str]) -> None:

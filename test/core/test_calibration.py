@@ -13,16 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.calibration.artifact import (
-    KEY,
-    Calibration,
-    Range,
-    check,
-    default_path,
-    find_calibration,
-    power_of_two,
-    read_calibration,
-)
 from flashrt_core.calibration.observer import Observer
 from flashrt_core.calibration.run import calibrate
 from flashrt_core.contract import ShapeKey
@@ -37,6 +27,16 @@ from flashrt_core.observations import made_up_observations
 from flashrt_core.outputs import OutputError
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.precision import Format, Precision, Site
+from flashrt_core.scales import (
+    KEY,
+    Calibration,
+    Range,
+    check,
+    default_path,
+    find_calibration,
+    power_of_two,
+    read_calibration,
+)
 
 PLAN = Precision(Format.BF16, {"a": Format.FP8, "b": Format.W8A16})
 PARTS = {name: f"{name} of the plan" for name in KEY}

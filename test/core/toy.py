@@ -32,6 +32,7 @@ from flashrt_core.errors import InputError
 from flashrt_core.fingerprint import fingerprint
 from flashrt_core.kernels.op import Op
 from flashrt_core.policies.base import Observation
+from flashrt_core.session import Session
 
 SMALL, LARGE = ShapeKey(1, 2, 2, 1), ShapeKey(1, 4, 2, 1)
 VIEW = "eye"
@@ -182,6 +183,7 @@ def engine(
     return Engine(
         plan,
         device,
+        Session,
         max_sessions=max_sessions,
         capsule_slots=capsule_slots,
         host_slots=host_slots,

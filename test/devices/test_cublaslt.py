@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from flashrt_core.calibration.artifact import default_path
 from flashrt_core.devices import algorithm_cache, cublaslt
 from flashrt_core.devices.algorithm_cache import read_cache
 from flashrt_core.devices.cublaslt import CublasLt
 from flashrt_core.devices.product_site import Operands, Site
 from flashrt_core.errors import DeviceError, OptionError
+from flashrt_core.scales import default_path
 
 BF16, F32, E4M3 = 14, 0, 28
 _SCALES = [f"{name}_SCALE_POINTER" for name in "ABD"]

@@ -18,7 +18,7 @@ from flashrt_core.devices import Device, cuda_transfer
 from flashrt_core.devices.base import NUMPY_DTYPES
 from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.devices.cuda import CudaDevice
-from flashrt_core.devices.transfer import Piece, Rows, pieces
+from flashrt_core.devices.transfer import Piece, Rows, Transfer, pieces
 from flashrt_core.errors import DeviceError
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
@@ -317,6 +317,53 @@ def test_a_capsule_is_the_rows_of_its_bucket(session: Session, bucket: int, on_h
     whole_payload = np.concatenate(payload)
     assert info.nbytes == whole_payload.size
     assert np.array_equal(engine.store.export("mark").payload, whole_payload)
+
+
+def test_a_decision_rehearses_a_snapshot_and_copies_nothing(session: Session) -> None:
+    """Once capsules are kept: same calls of the driver, same capsules."""
+
+    def decide() -> Counter[str]:
+        with count_calls(engine.device.driver) as calls:  # type: ignore[attr-defined]
+            session.decide(Observation(session_images, np.zeros(7, np.float32)))
+        return Counter(calls)
+
+    engine, session_images = session.engine, {"base_0_rgb": np.ones((30, 40, 3), np.uint8)}
+    expected = decide()
+    assert len(engine.rehearsal) == 0
+    info = session.snapshot("mark")
+    assert decide() == expected and len(engine.rehearsal) == 1
+    assert engine.store.list() == [info], "its host's state, too, is that of the snapshot"
+    engine.create_session("other", prompt="bowl").decide(
+        Observation(session_images, np.zeros(7, np.float32))
+    )
+    session.restore("mark")
+    assert session.decisions == info.decision
+    with pytest.raises(DeviceError, match="copies it planned"):
+        engine.device.transfer(Transfer(()))
+
+
+def test_a_snapshot_over_an_older_one_finds_its_copies(session: Session) -> None:
+    """Of another shape, in the host's memory, by another set of buffers."""
+    engine, contract = session.engine, session.contract
+    session.snapshot("mark")
+    for move in (lambda: None, lambda: engine.store.to_host("mark")):
+        move()
+        for shape in (*contract.shapes, *contract.shapes):
+            session.select_shape(shape)
+            session.write(
+                {
+                    spec.name: np.ones(spec.shape, NUMPY_DTYPES[spec.dtype])
+                    for spec in contract.inputs
+                    if spec.name != NOISE
+                }
+            )
+            session.decide()
+            copier = engine.set_of(session).copier
+            for _ in range(2):
+                info = session.snapshot("mark")
+                slot = engine.store.find("mark").slot
+                assert engine.store.find("mark").saving is copier.planned(shape, slot)[0]
+                assert info.nbytes == copier.nbytes(shape) and info.decision == session.decisions
 
 
 def test_copies_of_state_leave_windows_alone(session: Session) -> None:

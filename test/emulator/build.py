@@ -88,6 +88,9 @@ def _contents(folders: Iterable[Path]) -> Iterator[str | bytes]:
             yield path.read_bytes()
 
 
+_failed: dict[Path, EmulatorBuildError] = {}
+
+
 @cache
 def machine() -> Path:
     """The library of the machine itself."""
@@ -101,8 +104,14 @@ def machine() -> Path:
 
 def _link(command: list[str], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
+    if target in _failed:  # no second try for the next test
+        raise _failed[target]
     partial = target.with_suffix(f".{os.getpid()}.part")
-    _run([*command, "-o", str(partial)], target.name)
+    try:
+        _run([*command, "-o", str(partial)], target.name)
+    except EmulatorBuildError as error:
+        _failed[target] = error
+        raise
     partial.replace(target)
 
 

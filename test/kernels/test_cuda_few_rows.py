@@ -247,7 +247,9 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
 
 
 def test_kernels_of_few_rows_are_all_tried() -> None:
-    """The shapes above reach every built kernel."""
+    """The shapes above reach every built kernel but those of test_cuda_history.py."""
     tried = {(columns, depth) for columns, depth in NORMED + ADDED}
     for plan in (*LINEAR_PLANS, *NORM_PLANS):
+        if plan.depth == 3072:
+            continue
         assert any(depth == plan.depth and columns % plan.rows == 0 for columns, depth in tried)

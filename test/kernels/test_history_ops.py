@@ -11,13 +11,13 @@ from torch import Tensor
 from flashrt_core.gemm import linear
 from flashrt_core.kernels.attention import attention
 from flashrt_core.kernels.conv_frames import conv_frames
+from flashrt_core.kernels.four_bits import four_bit_values, quantise_runs
 from flashrt_core.kernels.grid_rope import grid_rope
 from flashrt_core.kernels.guided_step import guided_step
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
 from flashrt_core.kernels.mean_frames import mean_frames
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv
-from flashrt_core.kernels.quantised import four_bit_values, quantise_runs
 from flashrt_core.kernels.rms_norm import rms_norm
 from flashrt_core.kernels.span_bias import span_bias
 from flashrt_core.kernels.take_rows import take_rows
@@ -202,7 +202,7 @@ class TestFourBits:
     def test_products_are_those_of_the_values(self, rows: int) -> None:
         x, weight = normal(rows, 64, seed=3, dtype=BF16), normal(24, 64, seed=4)
         packed, scale = quantise_runs(weight, 16)
-        values = four_bit_values(packed, scale).bfloat16().double()
+        values = four_bit_values(packed, scale).double()
         out = torch.empty(rows, 24, dtype=BF16)
         run(lambda lane: linear(lane, x, packed, None, out, weight_scale=scale))
         assert_rounded_once(out, x.double() @ values.t())
@@ -210,7 +210,6 @@ class TestFourBits:
         exact = stream.double() + gate.double() * (x.double() @ values.t())
         run(lambda lane: linear_gated_residual(lane, x, packed, gate, stream, weight_scale=scale))
         assert_rounded_once(stream, exact)
-        wide = four_bit_values(packed, scale).double()
         norm = (None, None, packed, None, out)
         run(lambda lane: layer_norm_linear(lane, x, *norm, eps=1e-6, weight_scale=scale))
-        assert_rounded_once(out, layer(x.double(), 1e-6) @ wide.t())
+        assert_rounded_once(out, layer(x.double(), 1e-6) @ values.t())

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_core.calibration.artifact import read_calibration
 from flashrt_core.cli.main import run
 from flashrt_core.errors import InputError, OptionError
+from flashrt_core.scales import read_calibration
 from flashrt_ros.cli import app
 from flashrt_ros.replay.observations import bag_observations
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -244,6 +246,22 @@ def test_the_end_of_a_simulator_is_told_with_its_reason(tmp_path: Path) -> None:
         SimulatorProcess(options, tmp_path / "simulator.log"),
     ):
         pass
+
+
+def test_an_episode_may_last_as_long_as_its_time_goes_on(tmp_path: Path) -> None:
+    options = SimulatorOptions(str(tmp_path), {}, "joints", "trajectory", "state", "prompt")
+    simulator = SimulatorProcess(options, tmp_path / "simulator.log")
+    simulator._process = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
+    signs = [json.dumps({"time_s": at}) for at in range(4)]
+
+    def go_on() -> None:
+        if signs:
+            simulator._lines.put(signs.pop())
+
+    begun = time.monotonic()
+    with pytest.raises(TaskError, match="expected the end within 0.15 s, got none; look; see "):
+        simulator.answer(0.15, go_on, "the end", "look; ")
+    assert not signs and time.monotonic() - begun > 0.5
 
 
 def test_acceleration_is_that_of_the_set_points() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,20 @@ from .harness import Robot, wait_until
 from .test_inputs import MS, T0, camera, image
 
 pytestmark = pytest.mark.ros
+
+
+class Worker:
+    """Stands in for the inference thread: works at once, unless it is to be late."""
+
+    def __init__(self) -> None:
+        self.late: list[Callable[[], Any]] | None = None
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool) -> None:
+        assert urgent
+        if self.late is None:
+            work()
+        else:
+            self.late.append(work)
 
 
 class Timers:
@@ -50,9 +65,15 @@ def begun() -> list[int]:
     return []
 
 
-def waiting(begun: list[int], limit_s: float = 0.05) -> tuple[FreshImages, list[Any], Timers]:
+def waiting(
+    begun: list[int],
+    limit_s: float = 0.05,
+    worker: Worker | None = None,
+    prepare: Callable[[Any], None] = lambda camera: None,
+) -> tuple[FreshImages, list[Any], Timers]:
     timers, cameras = Timers(), [camera(), camera()]
-    fresh = FreshImages(timers, cameras, limit_s, lambda: begun.append(1))
+    begin = partial(begun.append, 1)
+    fresh = FreshImages(timers, cameras, limit_s, begin, worker or Worker(), prepare)  # type: ignore[arg-type]
     fresh.start(None)
     assert not timers.running, "nothing is due yet"
     for item in cameras:
@@ -75,6 +96,31 @@ def test_it_begins_with_the_last_of_the_new_images(begun: list[int]) -> None:
         assert not timers.running
     fresh.poll()
     assert len(begun) == 2, "nothing is due"
+
+
+def test_images_before_the_last_one_are_made_ready(begun: list[int]) -> None:
+    worker, ready = Worker(), []
+    fresh, (first, second), _ = waiting(begun, worker=worker, prepare=ready.append)
+    assert first.offer(image(T0 + MS, 1), T0 + MS) is None
+    fresh.poll()
+    assert ready == [], "nobody waits"
+    fresh.due(T0 + 2 * MS)
+    for stamp in (3, 4):  # another one of the same camera: the first one may do
+        assert first.offer(image(T0 + stamp * MS, 1), T0 + stamp * MS) is None
+        fresh.poll()
+        assert ready == [first] and begun == []
+    assert second.offer(image(T0 + 5 * MS, 1), T0 + 5 * MS) is None
+    fresh.poll()
+    assert ready == [first] and begun == [1], "the last one is the decision's own"
+    worker.late = []
+    fresh.due(T0 + 6 * MS)
+    assert second.offer(image(T0 + 7 * MS, 1), T0 + 7 * MS) is None
+    fresh.poll()
+    assert first.offer(image(T0 + 8 * MS, 1), T0 + 8 * MS) is None
+    fresh.poll()
+    for work in worker.late:  # behind the decision
+        work()
+    assert ready == [first] and begun == [1, 1]
 
 
 def test_time_is_up(begun: list[int]) -> None:

@@ -218,6 +218,27 @@ def test_a_node_that_starts_itself(start: Callable[..., Robot]) -> None:
     assert robot.target.stop() == 0
 
 
+def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Robot]) -> None:
+    """Both saw two of the name and gave up, after 40 s, naming nobody."""
+    first = start(autostart=True)
+    second = start(autostart=True, namespace=first.target.namespace)
+    name, later = f"the name '{first.target.name}'", "and waits for this one: stop it, or start it"
+    # Who started first is known to them alone: either may be it.
+    wait_until(lambda: any(later in each.target.log for each in (first, second)), 35.0)
+    if later in second.target.log:
+        first, second = second, first
+    second.wait_log(f"waiting up to 40 s for {name}: process {first.target.process.pid} on host '")
+    assert f"process {second.target.process.pid} on host '" in first.target.log
+    wait_until(lambda: "on cpu: plan" in first.target.log, 35.0, lambda: first.target.log)
+    assert "-r __node:=NAME" in second.target.log
+    first.wait_value("node", "state", "active")
+    assert "failed" not in first.target.log + second.target.log
+    assert first.target.stop() == 0
+    # Whoever waits takes over as soon as the other has gone.
+    wait_until(lambda: "on cpu: plan" in second.target.log, 35.0, lambda: second.target.log)
+    assert second.target.stop() == 0
+
+
 def test_a_node_that_cannot_start_itself_says_why_once(start: Callable[..., Robot]) -> None:
     robot = start(autostart=True, rate_hz="fast")
     robot.wait_log("configure failed: parameter 'rate_hz': expected float, got 'fast' (string)")

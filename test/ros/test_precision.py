@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("rclpy")
 
 from flashrt_core.calibration.run import calibrate
+from flashrt_core.engine import describe
 from flashrt_core.errors import FlashRTError
 from flashrt_core.load import load
 from flashrt_core.observations import made_up_observations
@@ -44,7 +45,9 @@ def test_a_node_loads_a_quantised_plan(tmp_path: Path) -> None:
     scales = write_scales(tmp_path / "scales.json")
     session = load(load_options(build_config(VALUES | {"calibration": str(scales)})))
     assert session.fingerprint.parts["precision"].startswith("bf16; fp8: ")
-    assert session.fingerprint.parts["calibration"] != "none"
+    digest = session.fingerprint.parts["calibration"]
+    told = describe(session.engine)["calibration"]  # on /diagnostics
+    assert told == f"{scales} (1 observations, made up; digest {digest[:16]})"
     (_, observation), *_ = made_up_observations(("base_0_rgb",), 2, 1)
     assert session.decide(observation).actions.shape == (2, 2)
 

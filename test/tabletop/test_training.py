@@ -201,7 +201,15 @@ def test_data_that_is_none(trained: Path, tmp_path: Path) -> None:
 def test_a_state_that_does_not_fit_is_one_line(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     assert "give --preset small" in refusal(tmp_path, "--resume", "--preset", "tiny")
+    told = refusal(tmp_path, "--resume", "--batch", "8")
+    assert told.startswith("option '--batch': expected 4, as in the run of the state "), told
+    assert told.endswith("got 8; give --batch 4, or start anew with --overwrite"), told
+    assert "leave --float32 out, or" in refusal(tmp_path, "--resume", "--float32")
     assert "0 minutes and 3 steps done" in refusal(tmp_path, "--resume", "--steps", "3")
+    save(recordings(moments=7), tmp_path / "more.npz")
+    told = refusal(tmp_path, "--resume", "--steps", "4", "--data", str(tmp_path / "more.npz"))
+    assert told.startswith("option '--data': expected the 24 decisions that the state "), told
+    assert "got 28 of other recordings, " in told and told.endswith("anew with --overwrite"), told
     state = tmp_path / "policy.state.pt"
     for content in (b"", b"junk", state.read_bytes()[:1000]):
         state.write_bytes(content)

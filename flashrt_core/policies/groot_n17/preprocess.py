@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import InputError, OptionError
 from ...images import Frame
-from ..base import Deployment, Observation, ProcessorOptions
+from ..base import Deployment, Observation, Prepared, ProcessorOptions
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -21,6 +21,7 @@ from ..robot_side import (
     in_range,
     normalised,
     ordered_views,
+    prepared_values,
 )
 from ..text import encoding_path, prompt_windows, require_rows
 from ..windows import STATE, image_input
@@ -52,6 +53,8 @@ class GrootProcessor(RobotSide):
     Raises:
         OptionError: the options do not fit the policy, or a file they name cannot be used.
     """
+
+    ENCODED = ("state", "embodiment", "images", "instruction", "tokenizer")
 
     def __init__(self, config: GrootConfig, options: ProcessorOptions) -> None:
         self._config = config
@@ -85,7 +88,7 @@ class GrootProcessor(RobotSide):
         self._framing = Framing(
             size, shown.edge, shown.fraction, shown.boxed, config.numerics.image_resize
         )
-        self.identity: Mapping[str, str] = {
+        self.identity = {
             "state": normalised(state_dim, self._states),
             **self.action_identity,
             "rows": str(own.rows or config.horizon),
@@ -94,12 +97,6 @@ class GrootProcessor(RobotSide):
             "instruction": "cleaned" if formal else "as it is",
             "tokenizer": tokenizer.digest,
         }
-
-    @property
-    def encoding(self) -> Mapping[str, str]:
-        """The parts of ``identity`` that :meth:`encode` depends on."""
-        parts = ("state", "embodiment", "images", "instruction", "tokenizer")
-        return {name: self.identity[name] for name in parts}
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or exceeds the last bucket."""
@@ -122,8 +119,10 @@ class GrootProcessor(RobotSide):
         values: dict[str, Array] = {}
         images = checked_images(observation, self.views)
         for view in self.views:
-            image = checked_image(view, images)
-            values[image_input(view)] = self._square(view, image)
+            made = prepared_values(view, images.get(view))
+            if made is None:
+                made = {image_input(view): self._square(view, checked_image(view, images))}
+            values |= made
         state = self.checked_state(observation.state)
         window = np.zeros((1, self._config.state_width), np.float32)
         if state is not None:  # it is needed, so it is there
@@ -132,6 +131,11 @@ class GrootProcessor(RobotSide):
         values[STATE] = window
         values["prompt_tokens"], values["prompt_length"] = self._text(prompt)
         return values
+
+    def prepare(self, view: str, image: Array | Frame) -> Prepared:
+        """Encode the image of one camera; InputError where it is unusable."""
+        image = checked_image(view, {view: image})
+        return Prepared(view, image, {image_input(view): self._square(view, image)})
 
     def check_windows(self, values: Mapping[str, Array]) -> None:
         """Nothing: no two windows say the same."""

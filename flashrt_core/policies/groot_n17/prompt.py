@@ -5,8 +5,8 @@ Source: Isaac-GR00T's processor (what it does to an instruction) and the chat te
 
 from __future__ import annotations
 
-from ...errors import InputError, OptionError
-from ..text import instruction
+from ...errors import OptionError
+from ..text import instruction, require_room
 from .config import GrootConfig
 from .tokenizer import Tokenizer
 
@@ -54,12 +54,6 @@ class PromptEncoder:
         """Token ids of all text rows; InputError on an instruction that is empty or too long."""
         words = instruction(text, clean if self._formal else str)
         ids = (*self._before, *self._tokenizer.encode(words), *self._behind)
-        if len(ids) > self._limit:
-            raise InputError(
-                "prompt",
-                expected=f"at most {self._limit} tokens with the chat's "
-                f"{len(self._before) + len(self._behind)}",
-                got=len(ids),
-                remedy="shorten the text or configure a larger prompt bucket (prompt_buckets)",
-            )
+        chat = len(self._before) + len(self._behind)
+        require_room(len(ids), self._limit, f" with the chat's {chat}")
         return ids

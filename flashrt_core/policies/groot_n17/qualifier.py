@@ -10,7 +10,7 @@ from torch import Tensor
 from ...tensors import TensorSource
 from ..base import Product
 from ..qualifier import Array, Read, ReferenceQualifier, found_tensor, product
-from ..windows import STATE, image_input
+from ..windows import STATE, image_input, views_of
 from .config import SLOTS, GrootConfig
 from .reference import Reference, ReferenceContext
 
@@ -29,7 +29,7 @@ class GrootQualifier(ReferenceQualifier[ReferenceContext]):
         self._reference = Reference(config, source, place=place)
 
     def _make_context(self, values: Mapping[str, Array], tokens: list[int]) -> ReferenceContext:
-        images = [values[image_input(slot)] for slot in SLOTS if image_input(slot) in values]
+        images = [values[image_input(slot)] for slot in views_of(values, SLOTS)]
         return self._reference.context(images, tokens, values[STATE])
 
     def _sample(self, context: ReferenceContext, noise: Array) -> Tensor:

@@ -34,7 +34,7 @@ from ...kernels.op import Lane
 from ...kernels.rope_attention import rope_attention
 from ..dense import Dense
 from ..layers import gated_layer, tower_layer
-from ..windows import STATE, image_input
+from ..windows import STATE, image_input, views_of
 from .config import SLOTS, GrootConfig
 from .head import head_block
 from .layout import image_rows, text_runs
@@ -48,8 +48,7 @@ Body = Callable[[Lane, Buffers], None]
 def make_body(config: GrootConfig, contract: Contract, stage: str, shape: ShapeKey) -> Body:
     """The body of a stage for one shape; ContractError on an unknown stage."""
     contract.stage(stage)
-    names = {spec.name for spec in contract.inputs}
-    views = tuple(view for view in SLOTS if image_input(view) in names)
+    views = views_of({spec.name for spec in contract.inputs}, SLOTS)
     bodies: dict[str, Body] = {
         "prompt": lambda lane, buffers: prompt(lane, buffers, config, shape),
         "vision": lambda lane, buffers: vision(lane, buffers, config, views),

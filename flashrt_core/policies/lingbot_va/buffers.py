@@ -9,7 +9,7 @@ from math import prod
 
 from ...contract import BufferSpec, DType, Role
 from ...precision import Precision
-from ..plan_buffers import scratch
+from ..plan_buffers import affine, product, scratch, static
 from .config import LingbotConfig
 from .encoder_layout import convs, groups, kept_numbers, most_numbers
 from .sites import SITES, own_weights
@@ -26,11 +26,7 @@ def static_buffers(config: LingbotConfig, plan: Precision, views: int) -> Iterat
     shapes = _product_shapes(config)
     for name in own_weights(plan):
         out, into = shapes[name.partition(".")[2]]
-        yield _static(f"{name}_weight", config.net.depth, out, into, dtype=plan.wide)
-
-
-def _static(name: str, *shape: int, dtype: DType = _F32, doc: str = "") -> BufferSpec:
-    return BufferSpec(name, shape, dtype, Role.STATIC, doc)
+        yield static(f"{name}_weight", config.net.depth, out, into, dtype=plan.wide)
 
 
 def _product_shapes(config: LingbotConfig) -> dict[str, tuple[int, int]]:
@@ -50,18 +46,16 @@ def _product_shapes(config: LingbotConfig) -> dict[str, tuple[int, int]]:
 def _encoder_buffers(config: LingbotConfig, dtype: DType) -> Iterator[BufferSpec]:
     vae = config.vae
     for conv in convs(config):
-        yield _static(f"vae.{conv.name}_weight", *conv.shape, dtype=dtype)
-        yield _static(f"vae.{conv.name}_bias", conv.shape[0])
+        yield static(f"vae.{conv.name}_weight", *conv.shape, dtype=dtype)
+        yield static(f"vae.{conv.name}_bias", conv.shape[0])
     for name, width in norms(config).items():
-        yield _static(f"vae.{name}_norm", width, doc="gain is 1 + w")
+        yield static(f"vae.{name}_norm", width, doc="gain is 1 + w")
     channels, last = vae.channels, vae.channels[-1]
     for level, (into, out) in enumerate(pairwise(channels)):
         if into != out:
-            yield _static(f"vae.{level}.short_weight", out, into, dtype=dtype)
-            yield _static(f"vae.{level}.short_bias", out, dtype=dtype)
+            yield from product(f"vae.{level}.short", out=out, into=into, dtype=dtype)
     for name, width in (("mid.qkv", 3 * last), ("mid.proj", last)):
-        yield _static(f"vae.{name}_weight", width, last, dtype=dtype)
-        yield _static(f"vae.{name}_bias", width, dtype=dtype)
+        yield from product(f"vae.{name}", out=width, into=last, dtype=dtype)
 
 
 def norms(config: LingbotConfig) -> dict[str, int]:
@@ -79,38 +73,32 @@ def norms(config: LingbotConfig) -> dict[str, int]:
 
 def _net_buffers(config: LingbotConfig, dtype: DType, views: int) -> Iterator[BufferSpec]:
     net, L, D = config.net, config.net.depth, config.net.width
-    static = partial(_static, dtype=dtype)
+    dense = partial(product, dtype=dtype)
     for name, (out, into) in _product_shapes(config).items():
-        yield static(f"net.{name}_weight", L, out, into)
-        yield static(f"net.{name}_bias", L, out)
+        yield from dense(f"net.{name}", L, out=out, into=into)
     for name in ("q_norm", "k_norm"):
-        yield _static(f"net.{name}", L, D, doc="gain of all heads")
+        yield static(f"net.{name}", L, D, doc="gain of all heads")
     for name in ("text_q_norm", "text_k_norm"):
-        yield _static(f"net.{name}", L, D, doc="gain is 1 + w")
-    for kind in ("weight", "bias"):
-        yield _static(f"net.text_norm_{kind}", L, D)
-    yield static("net.text_kv_weight", L, 2 * D, D, doc="rows k|v")
-    yield static("net.text_kv_bias", L, 2 * D)
+        yield static(f"net.{name}", L, D, doc="gain is 1 + w")
+    yield from affine("net.text_norm", L, D)
+    yield static("net.text_kv_weight", L, 2 * D, D, dtype=dtype, doc="rows k|v")
+    yield static("net.text_kv_bias", L, 2 * D, dtype=dtype)
     for name, into in (("text_in", net.text), ("text_mix", D)):
-        yield static(f"net.{name}_weight", D, into)
-        yield static(f"net.{name}_bias", D)
+        yield from dense(f"net.{name}", out=D, into=into)
     angles = net.head_dim // 2
-    yield _static("net.rates", angles, 2, doc="of the rotary angles, in two float32 numbers")
-    yield _static("net.axes", angles, dtype=_I32)
+    yield static("net.rates", angles, 2, doc="of the rotary angles, in two float32 numbers")
+    yield static("net.axes", angles, dtype=_I32)
     for stream, steps, width, rows in (
         ("video", config.steps, config.token_width, config.video_tokens(views)),
         ("action", config.action_steps, config.action_dim, config.horizon),
     ):
-        yield _static(f"net.{stream}_at", rows, 3, doc="positions of the tokens")
-        yield _static(f"net.{stream}_in_weight", D, width)
-        yield _static(f"net.{stream}_in_bias", D)
+        yield static(f"net.{stream}_at", rows, 3, doc="positions of the tokens")
+        yield from product(f"net.{stream}_in", out=D, into=width, dtype=_F32)
         doc = "shift, gain and gate in front of both halves of a block; the last row: time 0"
-        yield _static(f"net.{stream}_table", steps + 1, L, 6, D, doc=doc)
-        yield _static(f"net.{stream}_last", steps + 1, 2, D, doc="shift and gain of the last norm")
-    yield static("net.video_out_weight", config.token_width, D)
-    yield _static("net.video_out_bias", config.token_width)
-    yield _static("net.action_out_weight", config.action_dim, D)
-    yield _static("net.action_out_bias", config.action_dim)
+        yield static(f"net.{stream}_table", steps + 1, L, 6, D, doc=doc)
+        yield static(f"net.{stream}_last", steps + 1, 2, D, doc="shift and gain of the last norm")
+    yield from dense("net.video_out", out=config.token_width, into=D, stream=True)
+    yield from product("net.action_out", out=config.action_dim, into=D, dtype=_F32)
 
 
 def state_buffers(config: LingbotConfig, dtype: DType, views: int) -> Iterator[BufferSpec]:

@@ -26,18 +26,14 @@ from ...contract import (
 )
 from ...errors import ContractError
 from ...precision import Precision
-from ..plan_buffers import quantised
+from ..plan_buffers import quantised, require_order
+from ..windows import image_input
 from .buffers import scratch_buffers, state_buffers, static_buffers
 from .config import SLOTS, TIME, LingbotConfig
 from .pool import real_runs
 from .sites import SITES, make_precision
 
 _F32 = DType.F32
-
-
-def image_input(view: str) -> str:
-    """Name of the input (and buffer) that holds a camera's pictures."""
-    return f"image.{view}"
 
 
 def make_contract(
@@ -95,13 +91,7 @@ def make_contract(
 
 
 def _check_fit(config: LingbotConfig, shapes: tuple[ShapeKey, ...], views: tuple[str, ...]) -> None:
-    least = 2 if config.tee else 1
-    if len(views) < least or [slot for slot in SLOTS if slot in views] != list(views):
-        raise ContractError(
-            "views of policy 'lingbot_va'",
-            expected=f"{least} or more in the order of {SLOTS}",
-            got=views,
-        )
+    require_order("lingbot_va", views, SLOTS)
     if config.tee and len(views) != 3:
         raise ContractError(
             "views of policy 'lingbot_va'", expected="three, two of half the size", got=views

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ...tensors import TensorSource
-from ..packing import fill
+from ..packing import KINDS, copy_parts, fill, stack_both
 from .buffers import norms
 from .config import LingbotConfig
 from .encoder_layout import convs
@@ -23,7 +23,6 @@ from .layout import frequencies, offsets, times
 from .weights import LATENT_MEAN, LATENT_STD, NET, VAE
 
 Buffers = Mapping[str, Tensor]
-_KINDS = ("weight", "bias")
 #: Stream -> the embedder of its times.
 TIME_EMBEDDERS = {"video": "condition_embedder", "action": "condition_embedder_action"}
 
@@ -45,7 +44,7 @@ def pack(config: LingbotConfig, source: TensorSource, buffers: Buffers) -> None:
 def _pack_encoder(config: LingbotConfig, source: TensorSource, buffers: Buffers) -> None:
     root, latent = f"{VAE}encoder.", config.vae.latent
     for conv in convs(config):
-        weight, bias = (source.get(f"{conv.origin}.{kind}").float() for kind in _KINDS)
+        weight, bias = (source.get(f"{conv.origin}.{kind}").float() for kind in KINDS)
         if conv.name == "out":
             weight, bias = _with_statistics(source, weight, bias, latent)
         weight = weight.unsqueeze(2) if weight.dim() == 4 else weight
@@ -103,14 +102,14 @@ def _pack_streams(config: LingbotConfig, source: TensorSource, buffers: Buffers)
     weight = get("action_embedder.weight")
     buffers["net.action_in_weight"].copy_(weight * used.to(weight))
     buffers["net.action_in_bias"].copy_(get("action_embedder.bias"))
-    for kind in _KINDS:
+    for kind in KINDS:
         buffers[f"net.video_out_{kind}"].copy_(get(f"proj_out.{kind}"))
         out = get(f"action_proj_out.{kind}")
         rows = used.to(out)
         buffers[f"net.action_out_{kind}"].copy_(out * (rows[:, None] if out.dim() > 1 else rows))
-        for target, origin in (("text_in", "linear_1"), ("text_mix", "linear_2")):
-            name = f"condition_embedder.text_embedder.{origin}.{kind}"
-            buffers[f"net.{target}_{kind}"].copy_(get(name))
+    embedder = f"{NET}condition_embedder.text_embedder."
+    parts = {"text_in": "linear_1", "text_mix": "linear_2"}
+    copy_parts(buffers, "net", None, source, embedder, parts)
     rates, axes = frequencies(config)
     high = rates.float()
     low = (rates - high.double()).float()
@@ -135,7 +134,7 @@ def tabulate(config: LingbotConfig, source: TensorSource, buffers: Buffers, stre
     angles = torch.tensor(times(*steps))[:, None] * rates
 
     def linear(part: str, x: Tensor) -> Tensor:
-        weight, bias = (source.get(f"{name}{part}.{kind}").float() for kind in _KINDS)
+        weight, bias = (source.get(f"{name}{part}.{kind}").float() for kind in KINDS)
         return F.linear(x.to(weight), weight, bias)
 
     hidden = linear("time_embedder.linear_1", torch.cat((angles.cos(), angles.sin()), dim=1))
@@ -152,22 +151,21 @@ def tabulate(config: LingbotConfig, source: TensorSource, buffers: Buffers, stre
 
 def _pack_block(config: LingbotConfig, source: TensorSource, buffers: Buffers, block: int) -> None:
     name, net = f"{NET}blocks.{block}.", config.net
+    place = buffers["net.qkv_weight"].device  # where blocks are turned, merged and quantised
 
     def get(part: str) -> Tensor:
-        return source.get(f"{name}{part}").float()
+        return source.get(f"{name}{part}").to(place).float()
 
     def halves(rows: Tensor) -> Tensor:
         """The numbers that turn together, from neighbours to halves of their head."""
         heads = rows.unflatten(0, (net.heads, net.head_dim // 2, 2))
         return heads.transpose(1, 2).reshape(rows.shape)
 
-    for kind in _KINDS:
-        buffers[f"net.text_norm_{kind}"][block].copy_(get(f"norm2.{kind}"))
-    for kind in _KINDS:
+    copy_parts(buffers, "net", block, source, name, {"text_norm": "norm2"})
+    stack_both(buffers, "net.text_kv", block, source, (f"{name}attn2.to_{part}" for part in "kv"))
+    for kind in KINDS:
         q, k, v = (get(f"attn1.to_{part}.{kind}") for part in "qkv")
         _put(buffers, "qkv", kind, block, torch.cat((halves(q), halves(k), v)))
-        merged = torch.cat([get(f"attn2.to_{part}.{kind}") for part in "kv"])
-        buffers[f"net.text_kv_{kind}"][block].copy_(merged)
         for part, origin in (
             ("out", "attn1.to_out.0"),
             ("text_q", "attn2.to_q"),
@@ -193,10 +191,10 @@ def _put(buffers: Buffers, part: str, kind: str, block: int, tensor: Tensor) -> 
 
 def _importance(buffers: Buffers, part: str, block: int) -> Tensor | None:
     """Mean square of each input of a product, where it is known beforehand: behind a norm that is
-    its gain and shift.
+    its gain and shift. What a calibration has observed is nearer.
     """
     if part == "text_q":
-        gain, shift = (buffers[f"net.text_norm_{kind}"][block] for kind in _KINDS)
+        gain, shift = (buffers[f"net.text_norm_{kind}"][block] for kind in KINDS)
         return gain**2 + shift**2
     first = {"qkv": 0, "fc1": 3}.get(part)
     if first is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import OptionError
 from ...images import Frame
-from ..base import Observation, ProcessorOptions
+from ..base import Observation, Prepared, ProcessorOptions
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -21,8 +21,8 @@ from ..robot_side import (
     in_range,
     ordered_views,
 )
+from ..windows import image_input
 from .config import SLOTS, LingbotConfig
-from .contract import image_input
 from .deployment import Details, read_deployment
 from .pictures import resized
 from .text import PromptRows
@@ -44,6 +44,8 @@ class LingbotProcessor(RobotSide):
         OptionError: the options do not fit the policy, or a file they name cannot be used.
     """
 
+    ENCODED = ("pictures", "text")
+
     def __init__(self, config: LingbotConfig, options: ProcessorOptions) -> None:
         self._config = config
         self.views = ordered_views(options.views, SLOTS)
@@ -59,17 +61,12 @@ class LingbotProcessor(RobotSide):
         own = as_trained("action_dim", action_dim, deployment.action_dim, details.actions)
         super().__init__(state_dim, action_dim, len(config.channels), own, (), state_needed=False)
         self._columns = list(config.channels)
-        self.identity: Mapping[str, str] = {
+        self.identity = {
             **self.action_identity,
             "columns": ", ".join(map(str, config.channels)),
             "pictures": "bilinear",
             "text": self._text.digest,
         }
-
-    @property
-    def encoding(self) -> Mapping[str, str]:
-        """The parts of ``identity`` that :meth:`encode` depends on."""
-        return {name: self.identity[name] for name in ("pictures", "text")}
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or exceeds the last bucket."""
@@ -94,7 +91,7 @@ class LingbotProcessor(RobotSide):
         values["prompt_rows"], values["prompt_lengths"] = self._text.windows(prompt)
         return values
 
-    def encode_pictures(self, images: Mapping[str, Array | Frame]) -> dict[str, Array]:
+    def encode_pictures(self, images: Mapping[str, Array | Frame | Prepared]) -> dict[str, Array]:
         """``image.<view>`` of every view; errors as those of :meth:`encode`."""
         images = checked_images(Observation(images), self.views)
         values = {}

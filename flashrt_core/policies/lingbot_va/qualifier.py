@@ -9,8 +9,8 @@ import numpy as np
 
 from ...tensors import TensorSource
 from ..base import Product
+from ..windows import image_input, views_of
 from .config import SLOTS, LingbotConfig
-from .contract import image_input
 from .layout import to_tokens
 from .reference import Chunk, Reference
 
@@ -64,9 +64,7 @@ class LingbotQualifier:
         ]
 
     def _decide(self, values: Mapping[str, Array], noise: Mapping[str, Array]) -> Chunk:
-        frames = [
-            _picture(values[image_input(slot)]) for slot in SLOTS if image_input(slot) in values
-        ]
+        frames = [_picture(values[image_input(slot)]) for slot in views_of(values, SLOTS)]
         views = len(frames)
         if views not in self._references:
             self._references[views] = Reference(self._config, self._source, views, self._place)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ...tensors import TensorSource
+from ..reference import Array, ReferenceNetwork
 from .config import LingbotConfig
 from .layout import frequencies, offsets, step_sizes, times, to_latents, to_tokens
 from .reference_vae import StreamingEncoder
-from .weights import NET
+from .weights import NET, VAE
 
-Array = np.ndarray[Any, Any]
 Get = Callable[[str], Tensor]
 
 
@@ -99,7 +98,7 @@ class State:
     text: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-class Reference:
+class Reference(ReferenceNetwork):
     """One episode at a time.
 
     Args:
@@ -112,11 +111,9 @@ class Reference:
     def __init__(
         self, config: LingbotConfig, source: TensorSource, views: int, place: str = "cpu"
     ) -> None:
+        super().__init__(source, torch.float32, place, again=(NET, VAE))
         self._config = config
         self._views = views
-        self._place = torch.device(place)
-        names = set(source.names())
-        self._tensors = {name: source.get(name).float().to(self._place) for name in names}
         self.restart()
 
     def restart(self) -> None:
@@ -124,7 +121,7 @@ class Reference:
         config, net = self._config, self._config.net
         shape = (net.depth, 2, net.heads, net.head_dim)
         pool = Pool.empty(config.capacity(self._views), shape)
-        encoders = [StreamingEncoder(config.vae, self._get) for _ in range(self._views)]
+        encoders = [StreamingEncoder(config.vae, self.get) for _ in range(self._views)]
         self.state = State(pool, encoders)
 
     def set_prompt(self, prompt: Array, empty: Array) -> None:
@@ -133,7 +130,7 @@ class Reference:
         for index, each in enumerate((prompt, empty)):
             rows[index, : len(each)] = torch.tensor(each, dtype=torch.float32)
         name = "condition_embedder.text_embedder.linear_"
-        hidden = F.gelu(self._linear(f"{name}1", rows.to(self._place)), approximate="tanh")
+        hidden = F.gelu(self._linear(f"{name}1", rows.to(self.place)), approximate="tanh")
         self.state.text = self._linear(f"{name}2", hidden)
 
     def decide(
@@ -155,11 +152,11 @@ class Reference:
         if executed is None:
             state.first = latents
         else:
-            self._commit(latents, torch.from_numpy(executed))
+            self._commit(latents, self.tensor(executed))
         opening = state.first if executed is None else None
-        video = torch.from_numpy(noise["noise.video"]).to(self._place)
+        video = self.tensor(noise["noise.video"])
         video = self._denoise_video(video, opening)
-        actions = torch.from_numpy(noise["noise"]).to(self._place).clone()
+        actions = self.tensor(noise["noise"])
         actions = self._denoise_actions(actions, opening is not None)
         return Chunk(actions, to_latents(video, self._config.grid(self._views)))
 
@@ -167,8 +164,7 @@ class Reference:
         """[C, F, h, w] of all cameras on their grid."""
         made = []
         for encoder, video in zip(self.state.encoders, frames, strict=True):
-            rows = torch.from_numpy(np.ascontiguousarray(video)).to(self._place)
-            made.append(encoder.encode(rows.permute(3, 0, 1, 2)))
+            made.append(encoder.encode(self.tensor(video).permute(3, 0, 1, 2)))
         if self._config.tee:
             return torch.cat((torch.cat(made[1:], dim=-1), made[0]), dim=-2)
         return torch.cat(made, dim=-1)
@@ -181,7 +177,7 @@ class Reference:
         still = [0.0] * self._config.frames
         tokens = self._video_tokens(to_tokens(latents))
         self._pass(tokens, "video", still, keep=True, predicted=False)
-        actions = self._action_tokens(executed.to(self._place))
+        actions = self._action_tokens(executed)
         self._pass(actions, "action", still, keep=True, predicted=False)
         state.frame += latents.shape[1]
 
@@ -243,15 +239,15 @@ class Reference:
         h = x.expand(2, *x.shape)
         for block in range(net.depth):
             part = f"blocks.{block}."
-            table = self._get(f"{NET}{part}scale_shift_table") + projected.view(-1, 6, net.width)
+            table = self.get(f"{NET}{part}scale_shift_table") + projected.view(-1, 6, net.width)
             shift, scale, gate, c_shift, c_scale, c_gate = table[of_row].unbind(1)
             normal = self._normal(h) * (1 + scale) + shift
             h = h + gate * self._attend_history(part, block, normal, rope, rows, valid)
             normal = F.layer_norm(
                 h,
                 (net.width,),
-                self._get(f"{NET}{part}norm2.weight"),
-                self._get(f"{NET}{part}norm2.bias"),
+                self.get(f"{NET}{part}norm2.weight"),
+                self.get(f"{NET}{part}norm2.bias"),
                 config.eps,
             )
             h = h + self._attend_text(part, normal)
@@ -260,7 +256,7 @@ class Reference:
             h = h + c_gate * self._linear(f"{part}ffn.net.2", hidden)
         if not keep:
             state.pool.release(rows)
-        table = self._get(f"{NET}scale_shift_table") + embedded[:, None]
+        table = self.get(f"{NET}scale_shift_table") + embedded[:, None]
         shift, scale = table[of_row].unbind(1)
         return self._normal(h) * (1 + scale) + shift
 
@@ -289,7 +285,7 @@ class Reference:
         q = self._linear(f"{name}.to_q", x)
         k, v = (self._linear(f"{name}.to_{part}", source) for part in "kv")
         q, k = (
-            F.rms_norm(value, (net.width,), self._get(f"{NET}{name}.norm_{part}.weight"), eps)
+            F.rms_norm(value, (net.width,), self.get(f"{NET}{name}.norm_{part}.weight"), eps)
             for part, value in (("q", q), ("k", k))
         )
         heads = (net.heads, net.head_dim)
@@ -304,7 +300,7 @@ class Reference:
         """Of each frame: the embedding [F, D] and the six vectors of a block side by side."""
         half = self._config.net.time // 2
         rates = torch.exp(-np.log(10000.0) * torch.arange(half, dtype=torch.float32) / half)
-        angles = (torch.tensor(at)[:, None] * rates).to(self._place)
+        angles = (torch.tensor(at)[:, None] * rates).to(self.place)
         waves = torch.cat((angles.cos(), angles.sin()), dim=1)
         hidden = F.silu(self._linear(f"{name}.time_embedder.linear_1", waves))
         embedded = self._linear(f"{name}.time_embedder.linear_2", hidden)
@@ -315,17 +311,14 @@ class Reference:
         at = offsets(self._config, self._views, stream)
         at = at + torch.tensor([float(self.state.frame), 0.0, 0.0])
         rates, axes = frequencies(self._config)
-        angles = (at.double()[:, axes] * rates).float().to(self._place)
+        angles = (at.double()[:, axes] * rates).float().to(self.place)
         return torch.polar(torch.ones_like(angles), angles)[:, None]
 
     def _normal(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), eps=self._config.eps)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self._get(f"{NET}{name}.weight"), self._get(f"{NET}{name}.bias"))
-
-    def _get(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return F.linear(x, self.get(f"{NET}{name}.weight"), self.get(f"{NET}{name}.bias"))
 
 
 def _turn(x: Tensor, rope: Tensor) -> Tensor:

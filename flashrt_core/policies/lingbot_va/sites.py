@@ -43,7 +43,11 @@ SITES: Mapping[str, Site] = {
     },
     **{
         f"step.{part}": Site(
-            f"step.{part}_weight", source, formats=_WEIGHTS_ONLY, shared=f"net.{part}_weight"
+            f"step.{part}_weight",
+            source,
+            formats=_WEIGHTS_ONLY,
+            shared=f"net.{part}_weight",
+            stage="action",
         )
         for part, source in PARTS.items()
     },

@@ -29,8 +29,8 @@ from ...kernels.offset_count import offset_count
 from ...kernels.op import Lane
 from ...kernels.rms_norm import rms_norm
 from ...kernels.span_bias import span_bias
-from .config import TIME, LingbotConfig
-from .contract import image_input
+from ..windows import image_input, views_of
+from .config import SLOTS, TIME, LingbotConfig
 from .encoder import Encoder
 from .encoder_layout import places
 from .layout import step_sizes
@@ -49,7 +49,8 @@ def make_body(
 ) -> Body:
     """The body of a stage for one shape and variant; ContractError on an unknown stage."""
     contract.stage(stage)
-    views = tuple(spec.name for spec in contract.inputs if spec.name.startswith(image_input("")))
+    names = {spec.name for spec in contract.inputs}
+    views = tuple(image_input(view) for view in views_of(names, SLOTS))
     bodies: dict[str, Body] = {
         "prompt": lambda lane, buffers: prompt(lane, buffers, config, shape),
         "commit": lambda lane, buffers: commit(lane, buffers, config, shape, views, variant),

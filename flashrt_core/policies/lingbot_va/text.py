@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import InputError
+from ..text import instruction, read_only, require_room
 from .config import LingbotConfig
 
 Array = np.ndarray[Any, Any]
@@ -78,19 +78,8 @@ class PromptRows:
         return self._made(text)
 
     def _ids(self, text: str) -> list[int]:
-        if not isinstance(text, str):
-            raise InputError("prompt", expected="text", got=type(text).__name__)
-        words = clean(text)
-        if not words:
-            raise InputError("prompt", expected="an instruction", got=f"{text!r}, which is empty")
-        ids, most = self._encode(words), self._config.max_prompt_tokens - 1
-        if len(ids) > most:
-            raise InputError(
-                "prompt",
-                expected=f"at most {most} tokens",
-                got=len(ids),
-                remedy="shorten the text or configure a larger prompt bucket (prompt_buckets)",
-            )
+        ids = self._encode(instruction(text, clean))
+        require_room(len(ids), self._config.max_prompt_tokens - 1)
         return ids
 
     def _make(self, text: str) -> tuple[Array, Array]:
@@ -99,9 +88,7 @@ class PromptRows:
         rows = np.zeros((2, config.max_prompt_tokens, config.net.text), np.float32)
         for index, each in enumerate(texts):
             rows[index, 1 : 1 + len(each)] = each
-        lengths = np.array([len(each) for each in texts], np.int32)
-        for value in (rows, lengths):
-            value.setflags(write=False)  # they are handed out again
+        rows, lengths = read_only(rows, np.array([len(each) for each in texts], np.int32))
         return rows, lengths
 
 

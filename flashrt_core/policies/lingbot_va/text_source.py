@@ -13,9 +13,10 @@ from ...checkpoint import PartedWeights
 from ...errors import OptionError
 from ...tensors import WeightsPart
 from ..sentencepieces import Tokenizer
+from ..text import require_rows
 from .config import LingbotConfig
 from .deployment import Details
-from .text import PromptRows, StandIn
+from .text import PromptRows, Rows, StandIn
 from .text_encoder import ROOT, TextEncoder, tensors
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +51,8 @@ def prompt_rows(config: LingbotConfig, tokenizer: Path | None, details: Details)
         )
     pieces = Tokenizer(path)
     end = [_END if details.trained else pieces.bos]
-    rows = StandIn(config.net.text)
-    made = rows if details.text_encoder is None else EncodedRows(config, details.text_encoder)
+    made: Rows = StandIn(config.net.text)
+    if details.text_encoder is not None:
+        require_rows(pieces, config.text.vocab)
+        made = EncodedRows(config, details.text_encoder)
     return PromptRows(config, lambda text: [*pieces.encode(text), *end], made)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError, OptionError
-from ..base import Observation, ProcessorOptions
+from ...images import Frame
+from ..base import Observation, Prepared, ProcessorOptions
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -22,6 +23,7 @@ from ..robot_side import (
     in_range,
     normalised,
     ordered_views,
+    prepared_values,
 )
 from ..sentencepieces import Tokenizer
 from ..text import encoding_path, prompt_windows, require_rows
@@ -53,6 +55,8 @@ class Pi05Processor(RobotSide):
     Raises:
         OptionError: the options do not fit the policy, or a file they name cannot be used.
     """
+
+    ENCODED = ("state", "tokenizer")
 
     def __init__(self, config: Pi05Config, options: ProcessorOptions) -> None:
         self._config = config
@@ -103,16 +107,11 @@ class Pi05Processor(RobotSide):
             state_needed=config.state_in_prompt,
         )
         read = normalised(state_dim, self._state_stats)
-        self.identity: Mapping[str, str] = {
+        self.identity = {
             "state": read if config.state_in_prompt else "not read",
             **self.action_identity,
             "tokenizer": tokenizer.digest,
         }
-
-    @property
-    def encoding(self) -> Mapping[str, str]:
-        """The parts of ``identity`` that :meth:`encode` depends on."""
-        return {name: self.identity[name] for name in ("state", "tokenizer")}
 
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or, with the longest state, exceeds the last bucket."""
@@ -139,8 +138,11 @@ class Pi05Processor(RobotSide):
         images = checked_images(observation, self.views)
         present = self._present(images)
         for window, view in zip_longest(self.views, present):
-            image = _BLACK if view is None else checked_image(view, images)
-            values |= encode_view(self._config, window, image)
+            made = prepared_values(window, None if view is None else images.get(view))
+            if made is None:
+                image = _BLACK if view is None else checked_image(view, images)
+                made = encode_view(self._config, window, image)
+            values |= made
         state = self.checked_state(observation.state)
         if state is None or not self._config.state_in_prompt:
             bins = None
@@ -149,6 +151,11 @@ class Pi05Processor(RobotSide):
             bins = (*discretise(normal), *self._padding)
         values["prompt_tokens"], values["prompt_length"] = self._text(prompt, bins)
         return values
+
+    def prepare(self, view: str, image: Array | Frame) -> Prepared:
+        """Encode the image of one camera; InputError where it is unusable."""
+        image = checked_image(view, {view: image})
+        return Prepared(view, image, encode_view(self._config, view, image))
 
     def check_windows(self, values: Mapping[str, Array]) -> None:
         """InputError when a camera's bytes and their description do not fit together."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...tensors import TensorSource
 from ..base import Product
 from ..qualifier import Array, Read, ReferenceQualifier, found_tensor, product
-from ..windows import image_input
+from ..windows import views_of
 from .camera import decode_view
 from .config import SLOTS, Pi05Config
 from .reference import Reference, ReferenceContext
@@ -31,11 +31,7 @@ class Pi05Qualifier(ReferenceQualifier[ReferenceContext]):
         self._reference = Reference(config, source, place=place)
 
     def _make_context(self, values: Mapping[str, Array], tokens: list[int]) -> ReferenceContext:
-        images = {
-            slot: decode_view(self._config, slot, values)
-            for slot in SLOTS
-            if image_input(slot) in values
-        }
+        images = {slot: decode_view(self._config, slot, values) for slot in views_of(values, SLOTS)}
         return self._reference.context(images, tokens)
 
     def _sample(self, context: ReferenceContext, noise: Array) -> Tensor:

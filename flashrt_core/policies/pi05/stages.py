@@ -35,7 +35,7 @@ from ...kernels.qkv_rope_kv import qkv_rope_kv
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rope_rows import rope_rows
 from ..layers import gated_layer, tower_layer
-from ..windows import image_input, picture_input
+from ..windows import image_input, picture_input, views_of
 from .config import SLOTS, Pi05Config
 from .numerics import embedding_scale
 from .schedule import step_size, time_left
@@ -48,8 +48,7 @@ Body = Callable[[Lane, Buffers], None]
 def make_body(config: Pi05Config, contract: Contract, stage: str, shape: ShapeKey) -> Body:
     """The body of a stage for one shape; ContractError on an unknown stage."""
     contract.stage(stage)
-    names = {spec.name for spec in contract.inputs}
-    views = tuple(view for view in SLOTS if image_input(view) in names)
+    views = views_of({spec.name for spec in contract.inputs}, SLOTS)
     bodies: dict[str, Body] = {
         "prompt": lambda lane, buffers: prompt(lane, buffers, config, shape),
         "context": lambda lane, buffers: context(lane, buffers, config, shape, views),

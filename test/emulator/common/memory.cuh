@@ -11,14 +11,16 @@ namespace flashrt {
 // By bytes, wherever p is aligned to those; what an instruction wants is checked.
 template <class T>
 inline T fetched(const void* p) {
-  if (reinterpret_cast<uint64_t>(p) % sizeof(T)) emulator::fail("a load of %zu bytes from %p", sizeof(T), p);
+  const bool aligned = reinterpret_cast<uint64_t>(p) % sizeof(T) == 0;
+  if (!aligned) emulator::fail("a load of %zu bytes from %p", sizeof(T), p);
   T v;
   std::memcpy(&v, p, sizeof(T));
   return v;
 }
 template <class T>
 inline void stored(void* p, const T& v) {
-  if (reinterpret_cast<uint64_t>(p) % sizeof(T)) emulator::fail("a store of %zu bytes to %p", sizeof(T), p);
+  const bool aligned = reinterpret_cast<uint64_t>(p) % sizeof(T) == 0;
+  if (!aligned) emulator::fail("a store of %zu bytes to %p", sizeof(T), p);
   std::memcpy(p, &v, sizeof(T));
 }
 
@@ -42,7 +44,9 @@ inline void store_shared_if(bool keep, float* p, float2 v) {
 inline void store_shared_if(bool keep, float* p, float v) {
   if (keep) std::memcpy(emulator::shared_memory(shared_address(p), 4, "st.shared", 4), &v, 4);
 }
-inline void clear_shared16(uint32_t at) { std::memset(emulator::shared_memory(at, 16, "st.shared", 16), 0, 16); }
+inline void clear_shared16(uint32_t at) {
+  std::memset(emulator::shared_memory(at, 16, "st.shared", 16), 0, 16);
+}
 
 template <class T>
 inline void load_at(uint64_t from, T& v) {

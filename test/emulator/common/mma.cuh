@@ -69,6 +69,11 @@ inline void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t row) { load_tiles<2, tr
 inline void copy16_async(uint32_t shared, const void* global, bool keep = true) {
   emulator::copy_async(shared, global, keep ? 16 : 0, keep ? 0 : 16);
 }
+template <int kBytes>
+inline void copy_async(uint32_t shared, const void* global, bool keep = true) {
+  static_assert(kBytes == 4 || kBytes == 8, "16 bytes go past L1");
+  emulator::copy_async(shared, global, keep ? kBytes : 0, keep ? 0 : kBytes);
+}
 inline void copy_commit() { emulator::copy_commit(); }
 template <int kPending>
 inline void copy_wait() {

@@ -31,7 +31,7 @@ inline void copy_tile_4d(const CUtensorMap& map, uint32_t shared, uint32_t barri
   emulator::copy_tile(map.tiles, shared, barrier, at, 4, 0);
 }
 inline void prefetch_map(const CUtensorMap&) {}
-inline void ask_l2(const CUtensorMap&, int, int) {}
-inline void ask_share(const void*, int) {}
+inline void prefetch_tile(const CUtensorMap&, int, int) {}
+inline void prefetch_run(const void*, uint32_t) {}
 
 }  // namespace flashrt

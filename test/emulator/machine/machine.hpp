@@ -3,8 +3,8 @@
 // exactly, and when no fiber can run, all of them wait for what never comes: that is told, not waited for.
 //
 // What is asynchronous on a GPU is done as late as it may be, unless a launch says otherwise: a copy when
-// its thread waits for it or nobody can do anything else. Until then its target holds poison, the bytes 0xff, which are NaN in every
-// format of floating point.
+// its thread waits for it or nobody can do anything else. Until then its target holds poison, the bytes
+// 0xff, which are NaN in every format of floating point.
 #pragma once
 
 #include <cstddef>

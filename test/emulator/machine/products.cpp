@@ -74,7 +74,8 @@ std::unique_ptr<Operands> read(const Product& asked) {
   if (asked.along_columns) {
     for (int k = 0; k < depth; ++k) {
       for (int n = 0; n < asked.columns; n += 8) {
-        const uint32_t at = columns.start + n / 64 * columns.leading + k / 8 * columns.stride + k % 8 * 128 + n % 64 * 2;
+        const uint32_t row = k / 8 * columns.stride + k % 8 * 128;
+        const uint32_t at = columns.start + n / 64 * columns.leading + row + n % 64 * 2;
         widen(columns.unit(at), 2, &b[k][n], 1);
       }
     }

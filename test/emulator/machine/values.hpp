@@ -34,12 +34,21 @@ inline float round_to(float v, int fraction, int least) {
   return std::ldexp(std::nearbyint(std::ldexp(v, -step)), step);
 }
 
-inline float wide_e4m3(uint8_t bits) {
-  const int exponent = bits >> 3 & 15, fraction = bits & 7;
-  if (exponent == 15 && fraction == 7) return float_of(0x7fffffff);
-  const float size = exponent ? std::ldexp(1.0f + fraction / 8.0f, exponent - 7) : std::ldexp(fraction / 8.0f, -6);
-  return bits & 128 ? -size : size;
-}
+struct WideE4m3 {
+  float of[256];
+
+  WideE4m3() {
+    for (int bits = 0; bits < 128; ++bits) {
+      const int exponent = bits >> 3, fraction = bits & 7;
+      of[bits] = exponent ? std::ldexp(1.0f + fraction / 8.0f, exponent - 7) : std::ldexp(fraction / 8.0f, -6);
+      if (bits == 127) of[bits] = float_of(0x7fffffff);
+      of[bits + 128] = -of[bits];
+    }
+  }
+};
+inline const WideE4m3 kWideE4m3;
+
+inline float wide_e4m3(uint8_t bits) { return kWideE4m3.of[bits]; }
 
 // Numbers beyond 448 become 448.
 inline uint8_t round_e4m3(float v) {
@@ -49,7 +58,8 @@ inline uint8_t round_e4m3(float v) {
   if (size < std::ldexp(1.0f, -6)) return sign | static_cast<uint8_t>(std::ldexp(size, 9));
   int exponent;
   const float part = std::frexp(size, &exponent);
-  return sign | static_cast<uint8_t>((exponent + 6) << 3) | static_cast<uint8_t>((part * 2.0f - 1.0f) * 8.0f);
+  const auto fraction = static_cast<uint8_t>((part * 2.0f - 1.0f) * 8.0f);
+  return sign | static_cast<uint8_t>((exponent + 6) << 3) | fraction;
 }
 
 inline float wide_half(uint16_t bits) {
@@ -71,7 +81,8 @@ inline uint16_t round_half(float v) {
   if (size < std::ldexp(1.0f, -14)) return sign | static_cast<uint16_t>(std::ldexp(size, 24));
   int exponent;
   const float part = std::frexp(size, &exponent);
-  return sign | static_cast<uint16_t>((exponent + 14) << 10) | static_cast<uint16_t>((part * 2.0f - 1.0f) * 1024.0f);
+  const auto fraction = static_cast<uint16_t>((part * 2.0f - 1.0f) * 1024.0f);
+  return sign | static_cast<uint16_t>((exponent + 14) << 10) | fraction;
 }
 
 }  // namespace emulator

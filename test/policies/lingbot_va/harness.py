@@ -1,4 +1,4 @@
-"""The stages of LingBot-VA on the CPU device, without engine and session."""
+"""The stages of LingBot-VA on a device, without engine and session."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashrt_core.devices.cpu import CpuDevice, CpuProgram
+from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.policies.lingbot_va import POLICY, LingbotConfig
-from flashrt_core.policies.lingbot_va.contract import image_input
 from flashrt_core.policies.lingbot_va.preprocess import squares
+from flashrt_core.policies.windows import image_input
 from flashrt_core.tensors import TensorSource
 from flashrt_core.weights import open_weights
 
@@ -19,7 +19,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Pipeline:
-    """Buffers, weights and captured stages of one configuration."""
+    """Buffers, weights and captured stages of one configuration.
+
+    Args:
+        config, views, precision: of the plan.
+        source: the checkpoint; None: random weights.
+        device: where stages run; None: on the CPU.
+    """
 
     def __init__(
         self,
@@ -27,17 +33,19 @@ class Pipeline:
         views: int = 2,
         precision: str = "fp32",
         source: TensorSource | None = None,
+        device: Any = None,
     ) -> None:
         self.config = config
         self.views = POLICY.slots[:views]
         shapes = POLICY.shapes(config, views)
         self.contract = POLICY.contract(config, shapes, self.views, precision)
-        self.device = CpuDevice()
-        self.buffers = self.device.allocate(self.contract.buffers)
+        self.device = device or CpuDevice()
+        memory = self.device if hasattr(self.device, "allocate") else CpuDevice()
+        self.buffers = memory.allocate(self.contract.buffers)
         self.source = source or open_weights("random:0", POLICY.tensors(config))
         POLICY.pack(config, self.source, self.buffers)
         self.turn = 0
-        self._programs: dict[tuple[Any, ...], CpuProgram] = {}
+        self._programs: dict[tuple[Any, ...], Any] = {}
 
     def run(self, stage: str, bucket: int = 0) -> None:
         """Replays a stage's variant of this turn."""
@@ -50,13 +58,27 @@ class Pipeline:
             self._programs[key] = self.device.capture(issue)
         self.device.replay(self._programs[key])
 
+    def write(self, name: str, value: Array) -> None:
+        """Puts values into a buffer, as a device does."""
+        if hasattr(self.device, "write"):
+            self.device.write(self.buffers[name], value)
+        else:
+            self.buffers[name].copy_(torch.from_numpy(value))
+
+    def read(self, name: str) -> Tensor:
+        """A copy of a buffer on the CPU."""
+        if hasattr(self.device, "read"):
+            return torch.from_numpy(self.device.read(self.buffers[name]))
+        return self.buffers[name].clone()
+
     def set_prompt(self, prompt: Array, empty: Array, bucket: int = 0) -> None:
         """Rows of both texts."""
-        rows, lengths = self.buffers["prompt_rows"], self.buffers["prompt_lengths"]
-        rows.zero_()
+        rows = np.zeros(tuple(self.buffers["prompt_rows"].shape), np.float32)
+        lengths = np.array([len(prompt), len(empty)], np.int32)
         for index, text in enumerate((prompt, empty)):
-            rows[index, 1 : 1 + len(text)] = torch.from_numpy(text)
-            lengths[index] = len(text)
+            rows[index, 1 : 1 + len(text)] = text
+        self.write("prompt_rows", rows)
+        self.write("prompt_lengths", lengths)
         self.run("prompt", bucket)
 
     def decide(
@@ -68,14 +90,15 @@ class Pipeline:
     ) -> Tensor:
         """One chunk, as the reference takes it: the actions."""
         for view, video in zip(self.views, frames, strict=True):
-            window = self.buffers[image_input(view)]
+            values = np.zeros(tuple(self.buffers[image_input(view)].shape), np.float32)
             for index, picture in enumerate(video):
-                window[index] = torch.from_numpy(squares(picture))
+                values[index] = squares(picture)
+            self.write(image_input(view), values)
         for name, value in noise.items():
-            self.buffers[name].copy_(torch.from_numpy(value))
+            self.write(name, value)
         if executed is not None:
-            self.buffers["executed"].copy_(torch.from_numpy(executed))
+            self.write("executed", executed)
         for stage in ("commit", "video", "action"):
             self.run(stage, bucket)
         self.turn += 1
-        return self.buffers["actions"].clone()
+        return self.read("actions")

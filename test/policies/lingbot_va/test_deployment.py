@@ -126,6 +126,12 @@ def test_an_official_folder(official: Path, tmp_path: Path) -> None:
     session.engine.close()
 
 
+def test_an_encoding_has_no_more_ids_than_the_encoder_has_rows(official: Path) -> None:
+    missing = describe(options(official, extra={"text_vocab": 512})).missing
+    assert missing is not None
+    assert "expected at most 512 ids, rows of the embedding table, got 1024" in str(missing)
+
+
 def test_prompts_go_through_the_folders_text_encoder(official: Path) -> None:
     described = describe(options(official))
     assert described.missing is None and described.fingerprint is not None

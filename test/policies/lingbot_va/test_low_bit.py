@@ -13,6 +13,7 @@ from flashrt_core.calibration.run import calibrate
 from flashrt_core.contract import ShapeKey
 from flashrt_core.errors import OptionError
 from flashrt_core.fidelity.qualification import gates_for, qualify
+from flashrt_core.kernels.four_bits import four_bit_values
 from flashrt_core.load import LoadOptions, calibration_of, load, precision_of, qualifier
 from flashrt_core.observations import made_up_observations
 from flashrt_core.policies.lingbot_va import POLICY
@@ -121,6 +122,43 @@ def test_plans_against_the_reference(precision: str, tmp_path: Path) -> None:
         # The first frame is no product of a site; the video is made of some.
         assert errors[0] < 0.02 < errors[1] < 0.4
     session.engine.close()
+
+
+def test_a_calibration_says_which_columns_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of four bits are made with what products read in a run, where that was observed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options, file = replace(OPTIONS, precision="int4"), tmp_path / "columns.json"
+    found = calibrate(
+        options, lambda p: made_up_observations(p.views, p.state_dim, 1, seed=1), origin="made up"
+    )
+    found.write(file)
+    steps = [name for name in POLICY.sites if name.startswith("step.")]
+    assert set(found.inputs) == set(steps)
+    plain, aware = load(options), load(replace(options, calibration=file))
+    assert plain.fingerprint.parts["calibration"] != found.digest
+    assert aware.fingerprint.parts["calibration"] == found.digest
+    for name in steps:
+        weight, scale = POLICY.sites[name].weight, POLICY.sites[name].weight_scale
+        wide = plain.engine.buffers[POLICY.sites[name].shared]
+        errors = [
+            sum(
+                float((four_bit_values(*packed) - w.float()).square().mul(counts).sum())
+                for *packed, w, counts in zip(
+                    each.engine.buffers[weight],
+                    each.engine.buffers[scale],
+                    wide,
+                    found.inputs[name],
+                    strict=True,
+                )
+            )
+            for each in (plain, aware)
+        ]
+        # To what bf16 has kept of the numbers.
+        assert errors[1] < errors[0] * (1.0 if name.endswith(("out", "fc2")) else 1.001), name
+    for session in (plain, aware):
+        session.engine.close()
 
 
 def test_the_work_of_a_decision() -> None:

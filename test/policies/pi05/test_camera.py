@@ -14,10 +14,11 @@ from flashrt_core.errors import InputError, OptionError
 from flashrt_core.fidelity.qualification import Gates, qualify
 from flashrt_core.images import Frame, frame_of
 from flashrt_core.load import LoadOptions, load, qualifier
-from flashrt_core.policies.base import Observation
+from flashrt_core.policies.base import Observation, Prepared
 from flashrt_core.policies.pi05.camera import decode_view
 from flashrt_core.policies.pi05.config import make_config
-from flashrt_core.session import Session
+from flashrt_core.preparation import prepare
+from flashrt_core.session import NOISE, Session, noise_for
 from test.kernels.cameras import draw_image, expected
 
 VIEWS = ("base_0_rgb", "left_wrist_0_rgb")
@@ -253,3 +254,26 @@ def test_a_plan_with_raw_images_qualifies(sessions: tuple[Session, Session]) -> 
     gates = Gates(min_cosine=0.999999, max_error=1e-4, max_stage_error=1e-4)
     report = qualify(session, qualifier(options), gates, [("pick up the cup", seen)])
     assert report.passed
+
+
+def test_prepared_images_give_equal_bits(sessions: tuple[Session, Session]) -> None:
+    """On either way, whether they are used, used again, or made for another view."""
+    first = frame_of(draw_image(90, 120, "bgr8", padding=8))
+    second = frame_of(draw_image(48, 64, "nv12"), "", 180)
+    noise = noise_for(0, 0, sessions[0].contract.input(NOISE).shape)
+    wanted = sessions[0].decide(observation(first, second), noise=noise).raw.tobytes()
+    for session in sessions:
+        decide = session.decide
+        stale = prepare(session, VIEWS[0], frame_of(draw_image(30, 40, "mono8")))
+        epochs = session.ledger.page().epochs
+        prepared = prepare(session, VIEWS[0], first)
+        assert session.ledger.page().epochs == epochs, "nothing gets older by it"
+        assert isinstance(prepared, Prepared) and prepared.image is first
+        for one in (prepared, prepared, first):
+            assert decide(observation(one, second), noise=noise).raw.tobytes() == wanted
+        decide(observation(stale, second), noise=noise)
+        swapped = decide(observation(second, first), noise=noise).raw.tobytes()
+        other = Observation({VIEWS[0]: second, VIEWS[1]: prepared}, np.zeros(1, np.float32))
+        assert decide(other, noise=noise).raw.tobytes() == swapped, "made for another view"
+        with pytest.raises(InputError, match=r"image 'base_0_rgb': expected \[Y, X, 3\] uint8"):
+            prepare(session, VIEWS[0], np.zeros((4, 4), np.uint8))

@@ -11,19 +11,21 @@ from __future__ import annotations
 import json
 import math
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..errors import FlashRTError, OptionError
-from ..files import local_path
-from ..fingerprint import Fingerprint, sha256_of
-from ..outputs import write_text
-from ..precision import Precision, Site
-from ..specs import ShapeKey
+from .errors import FlashRTError, OptionError
+from .files import local_path
+from .fingerprint import Fingerprint, sha256_of
+from .outputs import write_text
+from .precision import Precision, Site
+from .specs import ShapeKey
 
 FORMAT, VERSION = "flashrt calibration", 1
 #: What scales belong to: parts of a fingerprint, and of the transforms those in front.
@@ -65,6 +67,9 @@ class Calibration:
         method: which of a range the scales come from, "amax" or "percentile".
         percentile: of the ranges.
         sites: by name; every site of the policy, whatever the plan makes of it.
+        inputs: of the sites that may have weights of four bits: mean square of each column of the
+            input, a tensor [K] a layer, as bf16 has them.
+        path: file that it was read from; None for one that was made just now.
     """
 
     key: Mapping[str, str]
@@ -73,11 +78,19 @@ class Calibration:
     method: str
     percentile: float
     sites: Mapping[str, Range]
+    inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict, compare=False)
+    path: Path | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the whole content; part of the fingerprint."""
         return sha256_of(self._document())
+
+    def __str__(self) -> str:
+        """Which one it is, for people: where it lies, what it was made of and its digest."""
+        count, origin = len(self.observations), self.recorder.get("observations", "unknown")
+        place = "not in a file" if self.path is None else str(self.path)
+        return f"{place} ({count} observations, {origin}; digest {self.digest[:16]})"
 
     def scales(self, site: str) -> list[float]:
         """Scale of a site's input, a number a layer: the least power of two that fits the range.
@@ -100,12 +113,36 @@ class Calibration:
                     raise _error(f"{target.numel()} ranges, one a layer", got, None, _AGAIN)
                 target.copy_(target.new_tensor(scales))
 
+    def importances(
+        self, sites: Mapping[str, Site], buffers: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """How much the columns of a plan's four-bit weights count, by :attr:`Site.importance`.
+
+        OptionError where a site has not one number a column.
+        """
+        found = {}
+        for name, site in sites.items():
+            weight = buffers.get(site.weight)
+            if weight is None or weight.dtype is not torch.uint8 or name not in self.inputs:
+                continue
+            wanted = [2 * weight.shape[-1]] * (len(weight) if weight.dim() == 3 else 1)
+            got = [len(each) for each in self.inputs[name]]
+            if got != wanted:
+                told = f"a malformed one, {got[:1]} x {len(got)} for {name}"
+                raise _error(f"{wanted[:1]} x {len(wanted)} columns", told, None, _AGAIN)
+            stacked = torch.stack(self.inputs[name])
+            found[site.importance] = stacked if weight.dim() == 3 else stacked[0]
+        return found
+
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all; OutputError where that is not possible."""
         text = json.dumps({**self._document(), "sha256": self.digest}, indent=1)
         write_text(text + "\n", path, "calibration")
 
     def _document(self) -> dict[str, Any]:
+        columns = {
+            name: [_text_of(layer) for layer in layers] for name, layers in self.inputs.items()
+        }
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -118,6 +155,7 @@ class Calibration:
                 name: {part: list(values) for part, values in asdict(found).items()}
                 for name, found in self.sites.items()
             },
+            **({"inputs": columns} if columns else {}),
         }
 
 
@@ -171,8 +209,8 @@ def power_of_two(value: float) -> float:
 
 def find_calibration(
     option: str | Path | None, key: Mapping[str, str], precision: Precision, command: str
-) -> Calibration:
-    """The calibration that a plan needs.
+) -> Calibration | None:
+    """The calibration that a plan needs; None where it does without, and there is none.
 
     Args:
         option: the file; None looks where ``flashrt calibrate`` puts it.
@@ -185,6 +223,8 @@ def find_calibration(
     """
     path = default_path(key) if option is None else local_path(_WHERE, option, OptionError)
     if not os.path.exists(path):  # also where the folder must not be looked into
+        if option is None and not precision.calibrated:
+            return None
         raise NoCalibrationError(
             _WHERE,
             expected="a calibration file, as this precision plan quantises activations",
@@ -219,6 +259,11 @@ def read_calibration(path: Path) -> Calibration:
             method=str(document["method"]),
             percentile=float(document["percentile"]),
             sites={str(name): _range(value) for name, value in document["sites"].items()},
+            inputs={
+                str(name): tuple(map(_columns_of, layers))
+                for name, layers in document.get("inputs", {}).items()
+            },
+            path=path,
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         got = f"a malformed one ({type(error).__name__}: {error})"
@@ -267,6 +312,19 @@ def _load(path: Path) -> Any:
         cut = text.lstrip().startswith("{") and not text.rstrip().endswith("}")
         got = f"a truncated file of {len(text)} characters" if cut else f"no JSON: {error}"
         raise _error("a whole JSON file", got, path, _AGAIN if cut else _NAME) from error
+
+
+def _text_of(columns: Tensor) -> str:
+    """Numbers as bf16, in base64: a text of them would be four times as long."""
+    return b64encode(columns.bfloat16().view(torch.int16).numpy().tobytes()).decode()
+
+
+def _columns_of(text: str) -> Tensor:
+    bits = torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.int16)
+    columns = bits.view(torch.bfloat16).float()
+    if not bool(((columns >= 0.0) & columns.isfinite()).all()):
+        raise ValueError("squares that are no numbers")
+    return columns
 
 
 def _range(value: Mapping[str, Any]) -> Range:

@@ -1,0 +1,67 @@
+"""Kernels of attention whose keys count as a bias says, for heads of 128 numbers; no op.
+
+Sources: csrc/ops/attention_biased_sm90.cu, csrc/ops/attention_heads.cu.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .launch import Launcher, TensorMap, blocks, output_suffix
+from .skinny import LARGE_CLUSTERS
+
+#: Shared memory of the kernels of keys that count differently: of a block, of one of a cluster, and
+#: in front of the biases of the one for Hopper, which has 4 bytes a key and as many a block of 64.
+_BIASED_SHARED, _SPLIT_SHARED, _BIASED_SM90_SHARED = 70_144, 113_552, 147_600
+_MOST_SHARED = 232_448
+#: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
+_SPLIT, _MANY_KEYS = 8, 256
+
+
+def biased_attention_launch(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    key_bias: Tensor,
+    segments: int,
+    scale: float,
+) -> None:
+    """As ``attention`` with a ``key_bias``, for heads of 128 numbers.
+
+    Many rows over many keys run on Hopper's warpgroup products; few rows over many keys split these
+    over clusters.
+    """
+    into = output_suffix("attention", out)
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
+    rows, keys = rows // segments, keys // segments
+    tiles = heads * segments * blocks(rows, 16)
+    padded = blocks(keys, 64) * 64
+    shared = _BIASED_SM90_SHARED + padded * 4 + padded // 64 * 4
+    long = keys >= _MANY_KEYS
+    fits = heads == kv_heads and shared <= _MOST_SHARED
+    if launcher.architecture == 90 and long and fits and rows > 32:
+        maps = tuple(
+            TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
+            for each in (q, k, v)
+        )
+        args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
+        grid = (blocks(rows, 64), heads, segments)
+        pairs = grid[0] % 2 == 0
+        kernel = f"attention_biased_d128_{'shared_' if pairs else ''}{into}_sm90"
+        pair = 2 if pairs else None
+        launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=pair)
+        return
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
+    sizes = (rows, keys, heads // kv_heads, *strides, scale)
+    every = (q, k, v, out, out_scale, key_bias, *sizes)
+    kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
+    able = launcher.architecture // 10 in LARGE_CLUSTERS
+    if able and long and tiles <= launcher.multiprocessors:
+        grid = (_SPLIT * tall, heads, segments)
+        split = f"{kernel}_cluster"
+        launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)
+        return
+    launcher.launch(kernel, (tall, heads, segments), 128, every, shared_bytes=_BIASED_SHARED)

@@ -1,0 +1,42 @@
+"""How a session is saved: the way from its name to the copies, which a host waits for.
+
+It is cold when a decision was made, and then takes some five times as long as it computes: reading
+the code and the records of a few hundred steps into the caches. So there is little of it, and while
+the device is busy with a decision it is rehearsed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .capsule.state import CapsuleInfo
+from .capsule.store import CapsuleStore
+from .engine import Engine
+from .working_set import Member
+
+_NAME = "rehearsal"
+
+
+def save(
+    engine: Engine[Any], session: Member, store: CapsuleStore, name: str, owner: str
+) -> CapsuleInfo:
+    """Save what ``session`` retains in ``store``, as a capsule ``name`` of the session ``owner``.
+
+    SessionError where it is not there any more or exported; else as :meth:`CapsuleStore.save`.
+    """
+    if session.past.seen:
+        session.past.check_boundary(f"capsule {name!r}")
+    working = session.working
+    if working is None or working.resident is not session or engine.lent is not None:
+        working = engine.admit(session)
+    return store.save(name, owner, session.host_state(), working.copier)
+
+
+def meanwhile(engine: Engine[Any], session: Member) -> None:
+    """What the host does while the device decides: draw the noise of the next decision and, where
+    capsules are kept at all, go through a snapshot up to its copies.
+    """
+    host = session.host_state()
+    engine.noise.drawn(host.seed, host.decisions + 1)
+    if len(engine.capsules) and host.lineage.made and not session.past.seen:
+        save(engine, session, engine.rehearsal, _NAME, _NAME)
