@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ..errors import CaptureError, ContractError
 from ..kernels.forms import Forms
-from ..kernels.launch import Size, Way
+from ..kernels.launch import FormsOfKernels, Size, Way
 from ..kernels.quantised import E4M3
-from ..kernels.skinny import SkinnyPlan
 from .cublaslt import CublasLt
 from .cuda_driver import CudaDriver
 from .cuda_graph import Timing
@@ -52,8 +51,8 @@ class CudaLauncher:
         overlap: Overlap,
         forms: Forms = _DEFAULT_FORMS,
     ) -> None:
-        self.forms = forms
-        self._following: list[tuple[SkinnyPlan, Tensor]] = []  # of the program being planned
+        self.forms: FormsOfKernels = forms
+        self._following: list[tuple[Any, Tensor]] = []  # of the program being planned
         self._followed = 0  # of them, those that came again
         # With what they were made of, whose addresses nobody else may get.
         self._repacked: dict[tuple[str, int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
@@ -222,7 +221,7 @@ class CudaLauncher:
         self._boundary = True
         way(x, out)
 
-    def follow(self, plan: SkinnyPlan, weight: Tensor) -> tuple[SkinnyPlan, Tensor] | None:
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         if self._planning:
             self._following.append((plan, weight))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .attention_heads import HEADS_SHARED, heads_kernel
 from .biased_attention import biased_attention_launch
 from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
@@ -62,10 +63,6 @@ def attention_ref(
     store(mixed.reshape(M, heads * dim), out, out_scale)
 
 
-#: Of the kernels of many heads and few rows, by the width of a head; the source asserts the same.
-_HEADS_SHARED = {48: 57_344, 64: 73_728, 128: 69_632}
-#: Of the form for heads of 48 numbers and keys of which a warp has one tile.
-_SHORT_SHARED = 14_336
 #: 64 queries, 256 keys and 256 values, in rows of 72 numbers.
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
@@ -171,14 +168,6 @@ def _few_queries(
     )
 
 
-def _heads_kernel(launcher: Launcher, dim: int, into: str, keys: int) -> tuple[str, int]:
-    """The kernel of many heads and few rows for runs of so many keys, and its shared memory."""
-    kernel = f"attention_heads_d{dim}_{into}"
-    if keys <= 64 and kernel in launcher.forms.kernels:
-        return launcher.forms.kernels[kernel], _SHORT_SHARED
-    return kernel, _HEADS_SHARED[dim]
-
-
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -227,14 +216,14 @@ def attention_launch(
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
         biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
         return
-    if dim in _HEADS_SHARED and alike:
-        kernel, shared = _heads_kernel(launcher, dim, into, sizes[1])
+    if dim in HEADS_SHARED and alike:
+        kernel, shared_bytes = heads_kernel(launcher.forms, dim, into, sizes[1])
         launcher.launch(
             kernel,
             (blocks(sizes[0], 16), heads, segments),
             128,
             (*tensors, *sizes, heads // kv_heads, int(causal), int(kept), *strides, scale),
-            shared_bytes=shared,
+            shared_bytes=shared_bytes,
         )
         return
     rest = (scale, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)

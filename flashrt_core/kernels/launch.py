@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,6 @@ from torch import Tensor
 from ..errors import ContractError
 from .op import Op
 from .quantised import E4M3
-
-if TYPE_CHECKING:
-    from .forms import Forms
-    from .skinny import SkinnyPlan
 
 Size = int | tuple[int, ...]
 Way = Callable[[Tensor, Tensor], None]  # launches all of an op; input, output
@@ -56,12 +52,32 @@ class TensorMap:
     outer: tuple[tuple[int, int, int], ...] = ()
 
 
+class FormsOfKernels(Protocol):
+    """What stands in the place of kernels (:class:`flashrt_core.kernels.forms.Forms`)."""
+
+    @property
+    def plans(self) -> Mapping[str, tuple[Any, ...]]:
+        """Plans by the kernel that they stand for."""
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Entries by those that they stand for."""
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Kinds of attention that one kernel makes with the product in front."""
+
+    @property
+    def ahead(self) -> int:
+        """How far on the product is that one asks for."""
+
+
 class Launcher(Protocol):
     """Puts kernels on the stream that is being captured."""
 
     architecture: int  # compute capability, 90 for 9.0
     multiprocessors: int
-    forms: Forms  # which kernels stand in the place of others
+    forms: FormsOfKernels  # which kernels stand in the place of others
 
     def launch(
         self,
@@ -129,7 +145,7 @@ class Launcher(Protocol):
             x, out: the op's input and output.
         """
 
-    def follow(self, plan: SkinnyPlan, weight: Tensor) -> tuple[SkinnyPlan, Tensor] | None:
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
         """Tells of a product that can ask for weights; the one that it asks for.
 
         That is the product so many further on in the program as the forms say; None where there is

@@ -16,7 +16,6 @@ from torch import Tensor
 from flashrt_core.kernels.forms import FORMS, Forms
 from flashrt_core.kernels.launch import Float64, Size, TensorMap, Way, refuse_low_bit
 from flashrt_core.kernels.op import Op
-from flashrt_core.kernels.skinny import SkinnyPlan
 
 OPS = Path(__file__).resolve().parents[2] / "csrc" / "ops"
 _ENTRY = re.compile(r'extern "C"\s+__global__\s+void(.*?)\{', re.DOTALL)
@@ -178,7 +177,7 @@ class CheckingLauncher:
         self.launches, self.products = kept
         next(iter(ways.values()))(x, out)
 
-    def follow(self, plan: SkinnyPlan, weight: Tensor) -> tuple[SkinnyPlan, Tensor] | None:
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
         return (plan, weight) if self.forms.ahead else None
 
     def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashrt_core.gemm import linear
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
-from flashrt_core.kernels.attention import _SHORT_SHARED
+from flashrt_core.kernels.attention_heads import SHORT_SHARED
 from flashrt_core.kernels.few_rows_linear import OPERAND_ORDER, in_operand_order
 from flashrt_core.kernels.forms import FORMS, Forms, find_forms
 from flashrt_core.kernels.layer_norm_attention import layer_norm_attention
@@ -100,7 +100,7 @@ def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:
         # Two kernels of the head in a row share a multiprocessor, which has 228 KiB.
         if "linear_k" in plan.kernel and "_deep_" not in plan.kernel:
             assert 2 * (plan.shared_bytes + 1024) <= 228 * 1024, plan.kernel
-    assert f"HeadsShort48::kSharedBytes == {_SHORT_SHARED}," in _TRIALS
+    assert f"HeadsShort48::kSharedBytes == {SHORT_SHARED}," in _TRIALS
 
 
 def test_what_is_asked_ahead_is_part_of_a_choice_by_name() -> None:
