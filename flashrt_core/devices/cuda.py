@@ -129,9 +129,8 @@ class CudaDevice:
         self.arch = f"sm_{major}{minor}"
         kernels = KernelLibrary(self.driver, image)
         opened.callback(kernels.close)
-        self.library = f"{kernels.digest}-cublaslt-{version}"
-        if forms.name:
-            self.library += f"-forms-{forms.name}"
+        formed = f"-forms-{forms.name}" if forms.name else ""
+        self.library = f"{kernels.digest}-cublaslt-{version}{formed}"
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = self.driver.call("cuStreamCreate", int(flags))
         opened.callback(self.driver.call, "cuStreamDestroy", self._stream)

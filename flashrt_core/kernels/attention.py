@@ -67,8 +67,6 @@ def attention_ref(
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
 _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
-
-
 #: 64 queries and six frames of 64 keys or values, and their barriers.
 _SHARED_KV_SM90_SHARED = 7 * 64 * 256 * 2 + 14 * 8
 
