@@ -43,10 +43,10 @@ endif
 test-jazzy: setup-jazzy ## Run the tests marked `jazzy` on ROS 2 Jazzy.
 	$(call run_in,$(JAZZY),python -m pytest -q -m jazzy test/ros test/launch $(JAZZY_PYTEST_ARGS))
 
-test-emulated: setup-dev ## Run every test of CUDA kernels on the CPU, thread by thread. Takes a quarter of an hour.
+test-emulated: setup-dev ## Run every test of CUDA kernels on the CPU, thread by thread. Takes long.
 	$(call run,python -m test.emulator.build)
-	$(call run,env FLASHRT_EMULATED=1 python -m pytest -q -n 2 -m kernels test/kernels $(PYTEST_ARGS))
-	$(call run,env FLASHRT_EMULATED=1 python -m pytest -q -n 2 test/emulator)
+	$(call run,env FLASHRT_EMULATED=1 python -m pytest -q -n 2 --timeout 600 -m kernels test/kernels $(PYTEST_ARGS))
+	$(call run,env FLASHRT_EMULATED=1 python -m pytest -q -n 2 --timeout 600 test/emulator)
 
 library: ## Build the library of the C interface of this checkout.
 	$(PYTHON) tools/build_abi.py

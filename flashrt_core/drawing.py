@@ -43,6 +43,11 @@ class NoiseInputs:
         further = (spec for spec in contract.inputs if spec.name.startswith(f"{NOISE}."))
         self._specs = (contract.input(NOISE), *further)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each, in order."""
+        return {spec.name: spec.shape for spec in self._specs}
+
     def drawn(self, seed: int, index: int) -> Mapping[str, Array]:
         """The noise of a decision by input; once drawn it is kept for a while."""
         return {

@@ -185,13 +185,14 @@ class Engine(Generic[SessionT]):
             host = held.host
             self.capsules.fork(held, slot)
         elif parent is not None:
-            parent.past.check_boundary(f"fork into {name!r}")
             copier = self.admit(parent).copier
             host = parent.host_state()
             if host.shape is not None:
                 copier.save(host.shape, slot, host.turn)
         session = self._make_session(self, name, host)
         self._register(session)
+        if parent is not None:
+            session.past.continue_from(parent.past)
         if host.lineage.made:
             self.parked.add(name)
         return session

@@ -16,7 +16,13 @@ from .engine import Engine, Plan
 from .errors import OptionError, WeightsError
 from .files import local_path
 from .fingerprint import Fingerprint, fingerprint
-from .load_checks import absent_views, check_overlap, check_reference, views_in_use
+from .load_checks import (
+    absent_views,
+    check_options_of_some,
+    check_overlap,
+    check_reference,
+    views_in_use,
+)
 from .load_options import LoadOptions, calibrate_command, checked, plans_of
 from .policies import find_policy
 from .policies.base import Deployment, Policy, Processor, ProcessorOptions, Qualifier
@@ -352,6 +358,7 @@ def _choose(options: LoadOptions) -> _Choice:
                 got=True,
             )
         given["real_time_chunking"] = True
+    check_options_of_some(policy, {**given, **options.extra})
     overrides = {**deployment.overrides, **given, **options.extra}
     config = sized(policy, options.preset, overrides, deployment, options.checkpoint)
     fewest = len(views) - absent_views(options, policy, len(views))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
 import torch
 
 from .contract import Contract
 from .devices.overlap import FRONTS, Overlap
 from .errors import DeviceError, OptionError
-from .load_options import LoadOptions
+from .load_options import OPTIONS_OF_SOME, LoadOptions
 from .policies.base import Policy
 
 
@@ -50,6 +54,19 @@ def absent_views(options: LoadOptions, policy: Policy, count: int) -> int:
             got=options.absent_views,
         )
     return options.absent_views
+
+
+def check_options_of_some(policy: Policy, given: Mapping[str, Any]) -> None:
+    """OptionError on a value that has an option of its own, which this policy's lacks."""
+    known = {each.name for each in fields(policy.config(policy.presets[0]))}
+    for name, leave in OPTIONS_OF_SOME.items():
+        if name in given and name not in known:
+            raise OptionError(
+                f"option {name!r}",
+                expected=f"nothing: policy {policy.name!r} has none",
+                got=given[name],
+                remedy=leave,
+            )
 
 
 def check_overlap(overlap: str | bool, contract: Contract) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ class LoadOptions:
             checkpoint folder (or its weights file alone). In every path ``~`` stands for the home
             folder.
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
-        precision: precision plan: ``fp32``, ``bf16``, ``fp8``, or a YAML file (docs/numerics.md).
+        precision: precision plan: ``fp32``, ``bf16``, ``fp8``, of LingBot-VA also ``int4`` and
+            ``fp8_int4``, or a YAML file (docs/numerics.md).
         calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
             looks where that command puts it. Other plans do not read it.
         views: cameras in use, a subset of the policy's slots; None: its first two.
@@ -95,6 +97,62 @@ class LoadOptions:
     real_time_chunking: bool = False
 
 
+#: Values of a policy's configuration that have options of their own, and how these are left alone.
+OPTIONS_OF_SOME: Mapping[str, str] = {
+    "numerics": "leave it empty",
+    "camera_bytes": "leave it at 0",
+    "state_in_prompt": "leave it true",
+    "embodiment": "leave it out (as a parameter: -1)",
+}
+_WHOLE_NUMBER, _NUMBER = (
+    re.compile(text, re.ASCII) for text in (r"-?[0-9]{1,18}", r"-?[0-9.]+(e-?[0-9]+)?")
+)
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Values of a policy's configuration, of ``name=value`` each: ``channels=0,2,4``.
+
+    true, false and numbers are such; a comma makes a list, also one behind a single number; all
+    else is text. Later ones win. OptionError on what is no ``name=value``.
+    """
+    found = {}
+    for text in texts:
+        name, mark, value = (part.strip() for part in text.partition("="))
+        if not (name.isidentifier() and mark and value):
+            raise OptionError(
+                "option 'settings'",
+                expected="name=value of the policy's configuration, like action_steps=20 or "
+                "channels=0,2,4",
+                got=repr(text),
+            )
+        found[name] = _value(value)
+    return found
+
+
+def settings_of(extra: Mapping[str, Any]) -> list[str]:
+    """``extra`` as :func:`parse_settings` reads it, without what has options of its own."""
+    return [f"{n}={_shown(v)}" for n, v in extra.items() if n not in OPTIONS_OF_SOME]
+
+
+def _value(text: str) -> Any:
+    if "," in text:
+        return tuple(_value(part.strip()) for part in text.split(",") if part.strip())
+    if text in ("true", "false"):
+        return text == "true"
+    if _WHOLE_NUMBER.fullmatch(text):
+        return int(text)
+    try:
+        return float(text) if _NUMBER.fullmatch(text) else text
+    except ValueError:
+        return text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_shown, value)) + ("," if len(value) == 1 else "")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def plans_of(options: LoadOptions) -> list[LoadOptions]:
     """One for each of the precision plans that it names, separated by commas; each once."""
     names = dict.fromkeys(name.strip() for name in str(options.precision).split(","))
@@ -114,6 +172,8 @@ def calibrate_command(options: LoadOptions, npz: str = "FILE") -> str:
         words.append("--no-state-in-prompt")
     if "embodiment" in options.extra:
         words += ["--embodiment", str(options.extra["embodiment"])]
+    for setting in settings_of(options.extra):
+        words += ["--set", setting]
     if options.prompt_buckets:
         words += ["--prompt-buckets", ",".join(map(str, options.prompt_buckets))]
     if options.views is not None:

@@ -30,9 +30,11 @@ _CAMERA = (240, 320)  # pixels of a made-up camera image: not the network's size
 
 
 def made_up_observations(
-    views: tuple[str, ...], state_dim: int, count: int, seed: int = 0
+    views: tuple[str, ...], state_dim: int, count: int, seed: int = 0, *, square: bool = False
 ) -> Iterator[Sample]:
     """Prompts with random scenes: coarse patches and noise, states in [-1, 1].
+
+    Pictures are wider than high, as most cameras', unless they have to be ``square``.
 
     OptionError on a seed that a session could not have.
     """
@@ -40,7 +42,7 @@ def made_up_observations(
         raise OptionError(
             "seed of the observations", expected=f"a number of 0..{SEEDS[-1]}", got=seed
         )
-    height, width = _CAMERA
+    height, width = _CAMERA[0], _CAMERA[0] if square else _CAMERA[1]
     for index in range(count):
         draw = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, index]))
         images = {}

@@ -16,6 +16,10 @@ from .policies.base import HistoryProcessor, Observation, Prepared, Processor, a
 Array = np.ndarray[Any, Any]
 
 
+class BeyondNetworkError(InputError):
+    """What was done is nothing that the network could have decided, nor can be told."""
+
+
 class Past:
     """Pictures of the chunk under way; one of a session.
 
@@ -34,6 +38,10 @@ class Past:
         """A chunk ended, or is taken back."""
         self.seen.clear()
         self._observed = False
+
+    def continue_from(self, other: Past) -> None:
+        """See what another session has seen."""
+        self.seen = list(other.seen)
 
     def record(
         self, images: Mapping[str, Array | Frame | Prepared], turn: int, session: str
@@ -116,7 +124,11 @@ class Past:
         history = self._contract.history
         if history is None:
             if executed is not None:
-                raise InputError("executed rows", expected="none: decisions stand alone", got=1)
+                raise InputError(
+                    "executed rows",
+                    expected="none: decisions stand alone",
+                    got=f"an array of shape {list(np.shape(executed))}",
+                )
             return dict(values)
         expected = history.pictures[history.variant(host.turn)]
         if len(self.seen) + 1 != expected:
@@ -140,22 +152,58 @@ class Past:
         shape = self._contract.input(history.executed).shape
         if host.turn == 0 or host.raw is None:
             if executed is not None:
-                raise InputError("executed rows", expected="none before a first decision", got=1)
+                raise InputError(
+                    "executed rows",
+                    expected="none before a first decision",
+                    got=f"an array of shape {list(np.shape(executed))}",
+                )
             return np.zeros(shape, np.float32)
         chunk = np.array(host.raw, np.float32)
         if executed is None:
             return chunk
         rows = history.rows[history.variant(host.turn - 1)]
-        done = as_array("executed rows", executed)
+        done = self._checked(as_array("executed rows", executed), rows)
+        raw = self._processor.encode_actions(done, host.robot_state)
+        decided = self._processor.decode(np.array(host.raw), host.robot_state)[-rows:]
+        # What the network has no number for stays as it was decided, and so does, to the bit, what
+        # was done as it was.
+        kept = self._processor.encode_actions(np.asarray(decided), host.robot_state)
+        lost = np.isnan(self._processor.decode(raw, host.robot_state))
+        _check_range(done, decided, lost)
+        chunk[-rows:] = np.where(np.isnan(raw) | (raw == kept), chunk[-rows:], raw)
+        return chunk
+
+    def _checked(self, done: Array, rows: int) -> Array:
+        """[rows, action_dim] finite numbers; InputError says what is wrong, and where."""
         wanted = (rows, self._processor.action_dim)
-        if done.shape != wanted or done.dtype.kind not in "fiu" or not np.isfinite(done).all():
+        if done.shape != wanted or done.dtype.kind not in "fiu":
             raise InputError(
                 "executed rows",
-                expected=f"{list(wanted)} finite numbers: a whole chunk",
+                expected=f"{list(wanted)} numbers: a whole chunk",
                 got=f"{list(done.shape)} {done.dtype}",
                 remedy="decisions start where a chunk ends; restart() where one was given up",
             )
-        raw = self._processor.encode_actions(done, host.robot_state)
-        # What the network has no number for stays as it was decided.
-        chunk[-rows:] = np.where(np.isnan(raw), chunk[-rows:], raw)
-        return chunk
+        if not (finite := np.isfinite(done)).all():
+            row, column = np.argwhere(~finite)[0]
+            raise InputError(
+                "executed rows",
+                expected="finite numbers",
+                got=f"{done[row, column]} in row {row}, column {column}",
+            )
+        return done
+
+
+def _check_range(done: Array, decided: Array, lost: Array) -> None:
+    """BeyondNetworkError where the network has no number (``lost``) for what was done instead of
+    what was decided: that would silently take its place.
+    """
+    beyond = np.argwhere(lost & (done.astype(np.float64) != decided))
+    if len(beyond):
+        row, column = beyond[0]
+        raise BeyondNetworkError(
+            "executed rows",
+            expected="actions within 10 of the network's units",
+            got=f"{done[row, column]:g} in row {row}, column {column}, where"
+            f" {decided[row, column]:g} was decided",
+            remedy="give the robot's own units; restart() where it went that far",
+        )

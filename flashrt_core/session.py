@@ -265,9 +265,11 @@ class Session:
         self.engine.admit(self)
         return self.engine.device.read(self.buffers[spec.buffer])
 
-    def snapshot(self, name: str) -> CapsuleInfo:
-        """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors."""
-        return save(self.engine, self, self.engine.capsules, name, self.name)
+    def snapshot(self, name: str, *, midway: bool = False) -> CapsuleInfo:
+        """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors. On the
+        way through a chunk CapsuleError, unless ``midway``: it holds the chunk's beginning.
+        """
+        return save(self.engine, self, self.engine.capsules, name, self.name, midway)
 
     def restore(self, name: str) -> CapsuleInfo:
         """Resume from a capsule of this session: state, prompt, decision index.

@@ -18,13 +18,19 @@ _NAME = "rehearsal"
 
 
 def save(
-    engine: Engine[Any], session: Member, store: CapsuleStore, name: str, owner: str
+    engine: Engine[Any],
+    session: Member,
+    store: CapsuleStore,
+    name: str,
+    owner: str,
+    midway: bool = False,
 ) -> CapsuleInfo:
     """Save what ``session`` retains in ``store``, as a capsule ``name`` of the session ``owner``.
 
-    SessionError where it is not there any more or exported; else as :meth:`CapsuleStore.save`.
+    SessionError where it is not there any more or exported; CapsuleError on the way through a
+    chunk, unless ``midway``; else as :meth:`CapsuleStore.save`.
     """
-    if session.past.seen:
+    if session.past.seen and not midway:
         session.past.check_boundary(f"capsule {name!r}")
     working = session.working
     if working is None or working.resident is not session or engine.lent is not None:

@@ -15,6 +15,7 @@ AUTOSTART = "autostart"
 _PERIOD_S = 0.2
 # DDS misses a killed process after some 20 s; till then its name is taken.
 _NAME_WAIT_S = 40.0
+_UNHEARD_S = 4.0  # a process that lives says who it is by then
 
 
 class Autostart:
@@ -61,9 +62,9 @@ class Autostart:
                 " it under a name of its own"
             )
             return False
-        if name.others() and not self._told and name.settled():
+        who, waited_s = name.who(), time.monotonic() - self._began_s
+        if name.others() and not self._told and (who or waited_s > _UNHEARD_S):
             self._told = True
-            who = name.who()
             has = f"{who} has it; {REMEDY}" if who else "another node or a killed process has it"
             self._node.get_logger().warning(f"waiting up to {_NAME_WAIT_S:g} s for {own}: {has}")
         return True

@@ -221,7 +221,7 @@ def _values(changes: list[str]) -> dict[str, object]:
             raise OptionError("option '--set'", expected="NAME:=VALUE", got=f"'{change}'")
         try:
             found[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none, say
             raise OptionError(
                 f"option '--set', value of {name}", expected="YAML", got=f"'{text}'"
             ) from None

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import array
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from flashrt_core.errors import FlashRTError, NumericsError
 from flashrt_core.guidance import Previous
 from flashrt_core.load import MAIN
+from flashrt_core.past import BeyondNetworkError
 from flashrt_core.policies.base import Observation
 from flashrt_core.preparation import prepare
 from flashrt_core.session import Decision, Session
@@ -88,11 +91,18 @@ class Decider:
         self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
         self._blank: ActionChunk | None = self._blank_chunk()
         self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
-        history = session.contract.history
-        #: Where decisions build on each other, the main session's chunk under way; else None.
-        self.episode = (
-            None if history is None else Episode(history, round(config.action_dt_s * SECOND))
-        )
+        #: Where decisions build on each other, each session's chunk under way by name; else empty.
+        self.episodes: dict[str, Episode] = {}
+        #: Called once the next chunk of the main session has begun, and then forgotten.
+        self.at_beginning: deque[Callable[[], None]] = deque()
+        if (history := session.contract.history) is not None:
+            self._new_episode = partial(Episode, history, round(config.action_dt_s * SECOND))
+            self.episodes[MAIN] = self._new_episode()
+
+    @property
+    def episode(self) -> Episode | None:
+        """The main session's chunk under way; None where decisions stand alone."""
+        return self.episodes.get(MAIN)
 
     def decide(
         self,
@@ -110,7 +120,8 @@ class Decider:
             not_before: input name -> the least stamp (ns) of the sample to use.
             continuation: what the chunk continues; with an observation only.
             executed: [rows, action_dim], where decisions build on each other: what was done with
-                the last chunk; None: it was executed as it was decided.
+                the main session's last chunk; None: it was executed as it was decided. Another
+                session gets it for the same chunk.
 
         The main session's chunk is also published, if the node is still active; chunks of other
         sessions are branches that no controller asked for, and only returned.
@@ -121,11 +132,12 @@ class Decider:
             FlashRTError: whatever the session refuses.
         """
         session = self._engine.session(session_name)
-        if self.episode is not None and session_name == MAIN:
+        if self.episodes:
             if session.turn and not session.intact:
-                self.begin_anew()  # what failed before took the past with it
-            if self._takes_up(session):
+                self.begin_anew(session_name)  # what failed before took the past with it
+            if session.turn and not self._episode(session_name).under_way:
                 return self._taken_up(session)
+            executed = self._done(session, executed)
         start, image_age_ns = time.perf_counter_ns(), None
         previous: Previous | None = None
         if not reuse_context:
@@ -133,7 +145,7 @@ class Decider:
             gathered = self._ingest.gather(now_ns, not_before, self._made())
             image_age_ns = now_ns - gathered.newest_image_ns
             self._look_late(session, gathered.observation, now_ns)
-            session.observe(gathered.observation, executed=executed)
+            self._observe(session, gathered.observation, executed)
             self._oldest_ns[session_name] = gathered.oldest_stamp_ns
             if gathered.masked:
                 self._statistics.count("masked")
@@ -150,10 +162,28 @@ class Decider:
         marks = _Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
         # After a restore or a fork the oldest input is not known, only the newest is.
         oldest_ns = min(self._oldest_ns.get(session_name, decision.stamp_ns), decision.stamp_ns)
-        chunk = self._chunk(session_name, decision, oldest_ns, marks)
-        if session_name == MAIN and self._outlet.open():
-            self._publish(chunk, decision, marks)
+        return self._give(session_name, decision, oldest_ns, marks)
+
+    def _give(self, name: str, decision: Decision, oldest_ns: int, marks: _Marks) -> Any:
+        """The chunk, published where it is the main session's."""
+        chunk = self._chunk(name, decision, oldest_ns, marks)
+        if name == MAIN:
+            if self._outlet.open():
+                self._publish(chunk, decision, marks)
+            while self.at_beginning:
+                self.at_beginning.popleft()()
         return chunk
+
+    def _observe(
+        self, session: Session, observation: Observation, executed: np.ndarray | None
+    ) -> None:
+        try:
+            session.observe(observation, executed=executed)
+        except BeyondNetworkError:
+            # The robot was held or moved where no action leads: that is no past to build on.
+            self._statistics.count("beyond_network")
+            self.begin_anew(session.name)
+            session.observe(observation)
 
     def prepare(self, camera: CameraInput) -> None:
         """Make the newest image of a camera ready for a decision that waits for other cameras."""
@@ -175,27 +205,40 @@ class Decider:
     def look(self) -> None:
         """Keep the picture of every camera that is due on the way through a chunk.
 
-        One that is late serves for all that were due before it. StaleInputError where a camera has
-        none yet.
+        One that is late serves for all that were due before it, and one picture for all sessions.
+        StaleInputError where a camera has none yet.
         """
-        episode, session = self.episode, self._engine.session(MAIN)
-        wanted_ns = None if episode is None else episode.wanted_ns()
-        if episode is None or wanted_ns is None:
+        wanted_ns = self.wanted_ns()
+        if wanted_ns is None:
             return
         least = {camera.name: wanted_ns for camera in self._ingest.cameras}
         gathered = self._ingest.gather(self._outlet.now_ns(), least)
-        while wanted_ns is not None and wanted_ns <= gathered.newest_image_ns:
-            session.record(gathered.observation.images)
-            episode.seen()
-            wanted_ns = episode.wanted_ns()
+        for name, episode in self.episodes.items():
+            session = self._engine.session(name)
+            while (due_ns := episode.wanted_ns()) and due_ns <= gathered.newest_image_ns:
+                session.record(gathered.observation.images)
+                episode.seen()
+
+    def wanted_ns(self) -> int | None:
+        """When the next picture on the way is due, of any session; from any thread."""
+        wanted = [episode.wanted_ns() for episode in tuple(self.episodes.values())]
+        return min((due_ns for due_ns in wanted if due_ns is not None), default=None)
 
     def forget_ages(self, session_name: str) -> None:
-        """The context of a session came from elsewhere (restore, fork): its input ages too, and the
-        chunk that it was to execute.
+        """The context of a session came from elsewhere (restore, fork), or went: its input ages
+        too, and the chunk that it was to execute.
         """
         self._oldest_ns.pop(session_name, None)
         if session_name == MAIN and self.episode is not None:
             self.episode.clear()
+        elif session_name != MAIN:
+            self.episodes.pop(session_name, None)
+
+    def forked(self, session_name: str, source: str) -> None:
+        """A session executes the chunk of another one, and looks at it from there on."""
+        self.forget_ages(session_name)
+        if source in self.episodes:
+            self.episodes[session_name] = self.episodes[source].copy()
 
     def restart(self) -> None:
         """Count the main session's decisions, and so its noise, from 0 again; a new episode."""
@@ -203,32 +246,42 @@ class Decider:
         session.resume(replace(session.host_state(), decisions=0))
         self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """Where decisions build on each other: a new episode of the main session."""
-        if self.episode is not None:
-            self._engine.session(MAIN).restart()
-            self.episode.clear()
+    def begin_anew(self, session_name: str = MAIN) -> None:
+        """Where decisions build on each other: a new episode of a session."""
+        if self.episodes:
+            self._engine.session(session_name).restart()
+            self._episode(session_name).clear()
 
-    def _takes_up(self, session: Session) -> bool:
-        """Whether the chunk of a restored decision is to be executed before another one is made."""
-        return session.turn > 0 and self.episode is not None and not self.episode.under_way
+    def _episode(self, session_name: str) -> Episode:
+        if session_name not in self.episodes:
+            self.episodes[session_name] = self._new_episode()
+        return self.episodes[session_name]
+
+    def _done(self, session: Session, executed: np.ndarray | None) -> np.ndarray | None:
+        """What was done with the chunk of a session. Those that execute the main session's get what
+        was done with it, though it be over when they decide.
+        """
+        main, own = self.episodes[MAIN], self._episode(session.name)
+        if executed is not None and main.under_way:
+            for episode in self.episodes.values():
+                if episode.end_ns == main.end_ns:
+                    episode.executed = executed
+        return own.executed if session.turn and own.under_way else None
 
     def _taken_up(self, session: Session) -> Any:
-        """Publish that chunk as if it had just been decided."""
+        """The chunk of a restored decision, which is executed before another one is made, as if it
+        had just been decided.
+        """
         stamp_ns = session.host_state().stamp_ns
         actions = np.asarray(session.chunk(), np.float32)
         decision = Decision(session.decisions - 1, actions, actions, {}, stamp_ns)
         now = time.perf_counter_ns()
-        marks = _Marks(now, now, now)
-        chunk = self._chunk(MAIN, decision, stamp_ns, marks)
-        if self._outlet.open():
-            self._publish(chunk, decision, marks)
-        return chunk
+        return self._give(session.name, decision, stamp_ns, _Marks(now, now, now))
 
     def _look_late(self, session: Session, observation: Observation, now_ns: int) -> None:
         """Where a chunk is over and a camera showed too little of it: the newest picture again."""
-        episode = self.episode
-        if episode is None or session.name != MAIN or not episode.over(now_ns):
+        episode = self.episodes.get(session.name)
+        if episode is None or not episode.over(now_ns):
             return
         while episode.wanted_ns() is not None:
             session.record(observation.images)
@@ -249,10 +302,10 @@ class Decider:
         # Row 0 answers the observation: a late chunk is entered at the row that is due now. Where
         # decisions build on each other every row is executed, from now on.
         first = stamp
-        if self.episode is not None:
+        if self.episodes:
             first = time_message(now_ns)
-            if session_name == MAIN:
-                self.episode.begin(now_ns, self._engine.session(MAIN).turn - 1)
+            turn = self._engine.session(session_name).turn - 1
+            self._episode(session_name).begin(now_ns, turn)
         chunk.first_action_stamp = first
         chunk.observation_age = duration_message(now_ns - oldest_ns)
         chunk.inference_time = duration_message(marks.decided - marks.start)

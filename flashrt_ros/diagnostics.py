@@ -37,9 +37,12 @@ _COUNTERS = (
     "deadline_missed",
     "busy",
     "clock_jumps",
+    "late_pictures",
+    "beyond_network",
     prompt_topic.TAKEN,
     prompt_topic.REFUSED,
 )
+_RATES = ("decisions", "deadline_missed", "late_pictures")
 _REFUSALS = (
     "encoding",
     "size",
@@ -147,7 +150,7 @@ class Diagnostics:
 
     def _of_decisions(self, runtime: Runtime, statistics: Statistics) -> _Status:
         counts = dict.fromkeys(_COUNTERS, 0) | statistics.counts()
-        rates = self._rates.read({k: counts[k] for k in ("decisions", "deadline_missed")})
+        rates = self._rates.read({k: counts[k] for k in _RATES})
         rate = rates["decisions"]
         values: dict[str, Any] = {"rate_hz": rate, "wanted_rate_hz": runtime.config.rate_hz}
         values |= counts
@@ -161,8 +164,13 @@ class Diagnostics:
         if problem:
             return _Status(ERROR, problem, values)
         if rates["deadline_missed"] > 0.0:
-            wanted = runtime.config.rate_hz
-            return _Status(WARN, f"{rate:.1f} Hz, too slow for {wanted:g} Hz", values)
+            text = f"{rate:.1f} Hz, too slow for {runtime.config.rate_hz:g} Hz"
+            if runtime.decider.episodes:
+                gap_s = runtime.config.execution.gap_s
+                text = f"{rate:.1f} Hz; a chunk came more than {gap_s:g} s after the last one's end"
+            return _Status(WARN, text, values)
+        if rates["late_pictures"] > 0.0:
+            return _Status(WARN, "cameras are late: the newest picture stands for others", values)
         return _Status(OK, f"{rate:.1f} Hz", values)
 
     def _of_execution(self, execution: Control) -> _Status:

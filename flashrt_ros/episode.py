@@ -6,6 +6,10 @@ picture of every camera whenever so many rows were executed.
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
+
 from flashrt_core.contract import HistorySpec
 
 
@@ -21,17 +25,19 @@ class Episode:
         self._history = history
         self._dt_ns = dt_ns
         self._times: tuple[int, ...] = ()  # of the pictures that are still to come
-        self._rows: tuple[int, ...] = ()  # when each row of the chunk ends
+        self._end_ns = 0  # of the chunk; 0: there is none
+        self._overdue_ns = 0  # the end of the chunk whose successor was found late
+        self.executed: np.ndarray | None = None  #: [rows, action_dim], where it was told already
 
     @property
     def under_way(self) -> bool:
         """Whether a chunk was begun."""
-        return bool(self._rows)
+        return bool(self._end_ns)
 
     @property
-    def row_ends_ns(self) -> tuple[int, ...]:
-        """When each of its rows is over."""
-        return self._rows
+    def end_ns(self) -> int:
+        """When its last row is over; 0 where there is none."""
+        return self._end_ns
 
     @property
     def seconds(self) -> float:
@@ -45,16 +51,27 @@ class Episode:
         each_ns = history.stride * self._dt_ns
         rows = history.rows[history.variant(turn)]
         self._times = tuple(first_ns + k * each_ns for k in range(1, pictures))
-        self._rows = tuple(first_ns + (k + 1) * self._dt_ns for k in range(rows))
+        self._end_ns = first_ns + rows * self._dt_ns
+        self.executed = None
 
     def clear(self) -> None:
         """No chunk is under way."""
-        self._times = self._rows = ()
+        self._times, self._end_ns, self.executed = (), 0, None
+
+    def copy(self) -> Episode:
+        """One of a session that executes the same chunk."""
+        return copy.copy(self)
 
     def over(self, now_ns: int) -> bool:
         """Whether the next decision may be made: its chunk has ended, or there is none."""
-        rows = self._rows
-        return not rows or now_ns >= rows[-1]
+        return now_ns >= self._end_ns
+
+    def overdue(self, now_ns: int, gap_ns: int) -> bool:
+        """Whether the next chunk did not come within a gap; True once a chunk."""
+        end_ns = self._end_ns
+        late = bool(end_ns) and now_ns - end_ns >= gap_ns and self._overdue_ns != end_ns
+        self._overdue_ns = end_ns if late else self._overdue_ns
+        return late
 
     def wanted_ns(self) -> int | None:
         """When the next picture on the way is due; None when there is none left."""

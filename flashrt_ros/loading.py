@@ -10,7 +10,9 @@ from typing import Any
 from flashrt_core.contract import Contract
 from flashrt_core.errors import OptionError
 from flashrt_core.load import LoadOptions
+from flashrt_core.load_options import parse_settings
 from flashrt_core.policies import find_policy
+from flashrt_ros.execution.parameters import DEFAULT_GAP_S
 from flashrt_ros.execution.strategies import REAL_TIME_CHUNKING
 from flashrt_ros.parameters import HOLD, NodeConfig
 from flashrt_ros.paths import local_place
@@ -67,7 +69,16 @@ def check_delay(config: NodeConfig, horizon: int) -> None:
 
 
 def check_history(config: NodeConfig, contract: Contract) -> None:
-    """OptionError when decisions that build on each other are to begin before a chunk is over."""
+    """OptionError when decisions that build on each other are to begin before a chunk is over, or
+    others within a time of its end.
+    """
+    if contract.history is None and config.execution.gap_s != DEFAULT_GAP_S:
+        raise OptionError(
+            "parameter 'execution.gap_s'",
+            expected=f"{DEFAULT_GAP_S:g}: policy '{config.policy}' decides by rate_hz",
+            got=config.execution.gap_s,
+            remedy="take it out",
+        )
     if contract.history is not None and config.execution.replan_rows:
         raise OptionError(
             "parameter 'execution.replan_rows'",
@@ -110,7 +121,9 @@ def _path(text: str) -> Path | None:
 
 def _extra(config: NodeConfig) -> dict[str, Any]:
     """Values of the policy's configuration that not every policy has."""
-    given: dict[str, Any] = {} if config.state_in_prompt else {"state_in_prompt": False}
+    given = parse_settings(config.settings)
+    if not config.state_in_prompt:
+        given["state_in_prompt"] = False
     return given if config.embodiment < 0 else {**given, "embodiment": config.embodiment}
 
 

@@ -7,7 +7,6 @@ cleanup, a shutdown and an error all take the same path.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,6 @@ from flashrt_ros.clock_jumps import on_jumps, told
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import BusyError, StaleInputError, WrongStateError
-from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.execution.control import Control
 from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
@@ -41,7 +39,7 @@ from flashrt_ros.loading import (
 from flashrt_ros.looker import Looker
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.prompt_topic import PromptTopic
-from flashrt_ros.stamps import in_seconds
+from flashrt_ros.silence import Silence
 from flashrt_ros.statistics import Statistics
 from flashrt_ros.subscriptions import subscribe
 from flashrt_ros.waiting import Waiters, wait_for_inputs
@@ -49,9 +47,6 @@ from flashrt_ros.wording import in_node_terms
 from flashrt_ros.worker import InferenceThread, Outcome
 
 _JOB_LIMIT_S = 10.0  # how long a transition waits for a decision that runs
-# Nothing decided for so many periods, and so many seconds, is a fault worth a line.
-_SILENT_PERIODS, _SILENT_S = 5, 2.0
-_DECISION_S = 10.0  # and so long for a decision that runs: on small machines one takes seconds
 
 
 class Runtime:
@@ -80,14 +75,13 @@ class Runtime:
         self.statistics = statistics
         self.edge_log = edge_log
         self.engine_view: dict[str, Any] = {}
-        self.deciding = False  # a timed decision is queued or runs
+        self.deciding = False  # a decision of the main session's turn is queued or runs
+        self.active = False
         self.restored = False  # a capsule was restored since the last deactivate
         self.execution: Control | None = None  # where an output beside the chunk topic is asked for
         self._outlet = outlet
         self._timer: Any = None
-        self._answered_s = 0.0  # steady time and node's time when a timed decision last ended
-        self._answered_ns = 0
-        self._clock_ns = -1  # the node's time at the last look
+        self._silence = Silence()
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._stack = contextlib.ExitStack()
         release = self._stack.callback
@@ -143,16 +137,18 @@ class Runtime:
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
         self.decider = Decider(self.session, self.ingest, config, outlet, self.statistics)
-        self._looker = Looker(
-            self.decider.episode,
+        self.looker = Looker(
+            self.decider,
             self.worker,
-            self.decider.look,
             self.ready,
             tuple(camera.name for camera in self.ingest.cameras),
             outlet.now_ns,
             self.execution,
             self._after_decision,
         )
+        self.gap_ns = round(config.execution.gap_s * 1e9)
+        if self.execution is not None and self.decider.episodes:
+            self.execution.expect_gaps(self.gap_ns)
         release(on_jumps(self.node, self._on_jump))
 
     def _build_execution(self, outlet: Outlet) -> Outlet:
@@ -192,10 +188,11 @@ class Runtime:
 
     def start_deciding(self) -> None:
         """Begin timed decisions, with the noise of decision 0 unless a capsule was restored."""
+        self.active = True
         if not self.restored:
             self.worker.call(self.decider.restart, _JOB_LIMIT_S)
         self.statistics.restart()
-        self._mark_answer()
+        self._silence.broken(self._outlet.now_ns())
         # On the node's clock where that is simulated, so that a replay at another speed makes the
         # same decisions; else on the steady clock, which no time correction can stop.
         clock = self.node.get_clock()
@@ -219,6 +216,7 @@ class Runtime:
             self.node.destroy_timer(self._timer)
             self._timer = None
             self._fresh.stop()
+        self.active = False
         self.waiters.fail_all(error)
         self.edge_log.drop("decisions")
         self.restored = False
@@ -229,26 +227,16 @@ class Runtime:
         """Report that no timed decision ends, good or bad, and why. Call about once a second."""
         if self._timer is None:
             return
-        now_ns, before_ns = self._outlet.now_ns(), self._clock_ns
-        self._clock_ns = now_ns
         episode = self.decider.episode
         planned_s = self.config.execution.replan_rows * self.config.action_dt_s
         planned_s = planned_s if episode is None else episode.seconds
         period_s = max(1.0 / self.config.rate_hz, planned_s)
-        silent_s = time.monotonic() - self._answered_s
-        if silent_s < max(_SILENT_PERIODS * period_s, _DECISION_S if self.deciding else _SILENT_S):
+        simulated = self.node.get_clock().ros_time_is_active
+        state = (period_s, simulated, self.deciding, self.worker.waiting)
+        found = self._silence.look(self._outlet.now_ns(), *state)
+        if found is None:
             return
-        if self.deciding:
-            cause = "a decision runs and does not end"
-        elif self.node.get_clock().ros_time_is_active and now_ns == before_ns:
-            state = f"stands at {in_seconds(now_ns)}" if now_ns else "has shown no time yet"
-            cause = f"use_sim_time is set and /clock {state}"
-        elif now_ns - self._answered_ns < period_s * 1e9:
-            return  # simulated time that passes slowly: none is due
-        elif self.worker.waiting:
-            cause = "requests keep the inference thread busy"
-        else:
-            cause = "the timer has not fired"
+        silent_s, cause = found
         self.edge_log.problem(
             "decisions",
             f"no chunk is published for {silent_s:.0f} s: {cause}",
@@ -256,21 +244,27 @@ class Runtime:
             lasting=True,
         )
 
+    @property
+    def timed(self) -> bool:
+        """Whether a timer makes decisions now."""
+        return self._timer is not None
+
     def ready(self, not_before: dict[str, int]) -> bool:
         """Whether a decision could be made, with those named stamped at least so (ns)."""
         return not isinstance(
             self.ingest.choose(self._outlet.now_ns(), not_before), StaleInputError
         )
 
-    async def run(self, work: Callable[[], Any]) -> Any:
+    async def run(self, work: Callable[[], Any], *, urgent: bool = False) -> Any:
         """Run ``work`` on the inference thread from an async service; return or raise its outcome.
+        ``urgent``: before all that waits.
 
         Raises:
             BusyError: too many requests wait already.
         """
         future = Future(executor=self.node.executor)
         try:
-            self.worker.submit(work, future.set_result)
+            self.worker.submit(work, future.set_result, urgent=urgent)
         except BusyError:
             self.statistics.count("busy")
             raise
@@ -291,32 +285,39 @@ class Runtime:
         """Queue a timed decision, unless the schedule, or the chunk under way, says when the next
         one begins.
         """
-        episode = self.decider.episode
-        if episode is not None and not episode.over(self._outlet.now_ns()):
-            self._looker.poll()
-            return
+        episode, now_ns = self.decider.episode, self._outlet.now_ns()
+        if episode is not None:
+            if episode.overdue(now_ns, self.gap_ns):
+                self.statistics.count("deadline_missed")
+            if not episode.over(now_ns):
+                self.looker.poll()
+                return
+            self.waiters.poll()  # a request that waits for this goes first
+            if self.deciding:
+                return
         if self.execution is not None and self.execution.paces(self.deciding):
             return
         if self.deciding:
             self._decide()  # that is missed: not to be waited for
         else:
-            self._fresh.due(self._outlet.now_ns())
+            self._fresh.due(now_ns)
 
     def _arrived(self) -> None:
         """A message was taken: on the executor thread, whoever brings what is waited for."""
         self._fresh.poll()  # first: the robot waits for it
+        if self.active and not self.deciding:
+            self.looker.poll()
         self.waiters.poll()
-        if self._timer is not None and not self.deciding:
-            self._looker.poll()
 
     def _decide(self) -> None:
         """Queue a timed decision, unless the previous one is not done: then this one is missed."""
         if self.deciding:
-            self.statistics.count("deadline_missed")
+            if not self.decider.episodes:
+                self.statistics.count("deadline_missed")
             return
         now_ns = self._outlet.now_ns()
         if stopping := self.ingest.stopping(now_ns):
-            self._mark_answer()
+            self._silence.broken(self._outlet.now_ns())
             self.statistics.count("stopped")
             error = self.ingest.stale_error(stopping, now_ns)
             self._report_stale(error, "stopped")
@@ -325,22 +326,21 @@ class Runtime:
             return
         self.deciding = True
         continuation = None if self.execution is None else self.execution.continuation()
-        work = partial(self._timed_decision, continuation, self._looker.executed())
-        self.worker.submit(work, self._after_decision, urgent=True)
+        executed = self.looker.executed()
+        work = partial(self.decider.decide, continuation=continuation, executed=executed)
+        self.worker.submit(partial(self.in_turn, work), self._after_decision, urgent=True)
         if self.execution is not None:
             self.execution.begun()
 
-    def _timed_decision(self, continuation: Continuation | None, executed: Any = None) -> None:
+    def in_turn(self, work: Callable[[], Any]) -> Any:
+        """Run ``work``, the decision that ``deciding`` announced; on the inference thread."""
         try:
-            self.decider.decide(continuation=continuation, executed=executed)
+            return work()
         finally:
             self.deciding = False
 
-    def _mark_answer(self) -> None:
-        self._answered_s, self._answered_ns = time.monotonic(), self._outlet.now_ns()
-
     def _after_decision(self, outcome: Outcome) -> None:
-        self._mark_answer()
+        self._silence.broken(self._outlet.now_ns())
         error = outcome.error
         if error is not None and self.execution is not None:
             self.execution.failed(error)

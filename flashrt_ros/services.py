@@ -7,10 +7,12 @@ the executor goes on with sensor messages.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.qos import QoSProfile
+from std_srvs.srv import Trigger
 
 from flashrt_core.errors import FlashRTError, InputError, SessionError
 from flashrt_core.load import MAIN
@@ -26,6 +28,7 @@ from flashrt_ros.srv import (
     SetPrompt,
 )
 from flashrt_ros.stamps import SECOND, in_seconds, time_message, to_ns
+from flashrt_ros.turns import decide, where_a_chunk_begins
 from flashrt_ros.wording import in_node_terms
 
 INACTIVE, ACTIVE = "inactive", "active"
@@ -53,19 +56,23 @@ class Services:
         self._create(DropCapsule, "~/drop_capsule", _CONFIGURED, _drop)
         self._create(SetPrompt, "~/set_prompt", _CONFIGURED, _set_prompt)
         self._create(Decide, "~/decide", (ACTIVE,), _decide)
+        self._create(Trigger, "~/restart", _CONFIGURED, _restart)
 
     def _create(self, kind: Any, name: str, states: tuple[str, ...], serve: Serve) -> None:
         async def answer(request: Any, response: Any) -> Any:
+            code, text = 0, ""
             try:
                 await serve(self._runtime(name, states), request, response)
             except FlashRTError as error:
                 config = self._node.runtime and self._node.runtime.config
-                response.error_code = error.code
-                response.error_msg = str(in_node_terms(error, config))
+                code, text = error.code, str(in_node_terms(error, config))
             except Exception as error:
                 self._node.log_exception(f"service {name}", error)
-                response.error_code = INTERNAL
-                response.error_msg = f"{type(error).__name__} in {name}; see the log of the node"
+                code, text = INTERNAL, f"{type(error).__name__} in {name}; see the log of the node"
+            if kind is Trigger:
+                response.success, response.message = not code, text
+            else:
+                response.error_code, response.error_msg = code, text
             return response
 
         self._node.create_service(
@@ -83,12 +90,18 @@ class Services:
 
 
 async def _save(runtime: Runtime, request: Any, response: Any) -> None:
+    main = (request.session or MAIN) == MAIN
+
     def work() -> Any:
-        info = _session(runtime, request).snapshot(request.name)
+        midway = not (main and runtime.timed)
+        info = _session(runtime, request).snapshot(request.name, midway=midway)
         runtime.view_engine()
         return info
 
-    info = await runtime.run(work)
+    if main:
+        info = await where_a_chunk_begins(runtime, f"capsule '{request.name}'", work)
+    else:
+        info = await runtime.run(work)
     response.bytes, response.decision = info.nbytes, info.decision
 
 
@@ -106,11 +119,13 @@ async def _restore(runtime: Runtime, request: Any, response: Any) -> None:
 async def _fork(runtime: Runtime, request: Any, response: Any) -> None:
     def work() -> None:
         engine = runtime.session.engine
+        source = request.source_session or MAIN
         if request.capsule:
             engine.fork(request.new_session, capsule=request.capsule)
+            runtime.decider.forget_ages(request.new_session)
         else:
-            engine.fork(request.new_session, source=request.source_session or MAIN)
-        runtime.decider.forget_ages(request.new_session)
+            engine.fork(request.new_session, source=source)
+            runtime.decider.forked(request.new_session, source)
         runtime.view_engine()
 
     await runtime.run(work)
@@ -153,15 +168,20 @@ async def _decide(runtime: Runtime, request: Any, response: Any) -> None:
     not_before = _not_before(runtime, request)
     if (timeout_ns := to_ns(request.timeout)) < 0:
         raise InputError("field 'timeout'", expected="0 s or more", got=in_seconds(timeout_ns))
-    if not request.reuse_context:
-        if name != MAIN and not runtime.ready(not_before):
-            # A session that does not exist is said at once, not after a wait for inputs. On the
-            # inference thread, behind a fork that may be about to create it.
-            await runtime.run(lambda: _session(runtime, request))
-        await runtime.wait_for_inputs(not_before, timeout_ns / SECOND)
-    response.chunk = await runtime.run(
-        lambda: runtime.decider.decide(name, request.reuse_context, not_before)
-    )
+    if request.reuse_context:
+        work = partial(runtime.decider.decide, name, reuse_context=True, not_before=not_before)
+        response.chunk = await runtime.run(work)
+        return
+    if name != MAIN and not runtime.ready(not_before):
+        # A session that does not exist is said at once, not after a wait for inputs. On the
+        # inference thread, behind a fork that may be about to create it.
+        await runtime.run(lambda: _session(runtime, request))
+    response.chunk = await decide(runtime, name, not_before, timeout_ns / SECOND)
+
+
+async def _restart(runtime: Runtime, request: Any, response: Any) -> None:
+    await runtime.run(runtime.decider.restart)
+    runtime.restored = False
 
 
 def _session(runtime: Runtime, request: Any) -> Any:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import re
 
-from flashrt_core.errors import CapsuleError, FlashRTError, InputError, OptionError, StaleStateError
+from flashrt_core.errors import (
+    CapsuleError,
+    FlashRTError,
+    InputError,
+    OptionError,
+    SessionError,
+    StaleStateError,
+)
 from flashrt_ros.parameters import NodeConfig, expand
 
 _OPTION = re.compile(r"(?:option|override) '(\w+)'")
@@ -17,6 +24,11 @@ _COUNTED = {"state_dim": "joints.names", "action_dim": "action.names"}
 _RENAMED = {"delta_actions": "action.relative"}
 _REMEDIES = {
     (InputError, "set_prompt() first"): "call ~/set_prompt first",
+    (InputError, "record() each while the chunk is executed, or restart()"): "call ~/restart for a"
+    " new episode",
+    (StaleStateError, "restore a capsule, or restart() for a new episode"): "call"
+    " ~/restore_capsule, or ~/restart for a new episode",
+    (SessionError, "decide()"): "decide without reuse_context",
     (CapsuleError, "run a decision or the context stage first"): "activate the node, if it is not,"
     " and let it decide first",
 }
@@ -38,9 +50,9 @@ def in_node_terms(error: FlashRTError, config: NodeConfig | None = None) -> Flas
         found = _OPTION.match(error.what)
         name = found and _parameter(found[1], error, config)
         return error.reworded(what=name) if name else error
-    if isinstance(error, StaleStateError):
-        return error.reworded(remedy="decide without reuse_context")
     remedy = _REMEDIES.get((type(error), error.remedy or ""))
+    if remedy is None and isinstance(error, StaleStateError):
+        remedy = "decide without reuse_context"
     return error.reworded(remedy=remedy) if remedy else error
 
 

@@ -101,7 +101,7 @@ class InferenceThread:
 
         def record() -> None:
             try:
-                outcomes.append(_attempt(work))
+                outcomes.append(attempt(work))
             finally:
                 finished.set()
 
@@ -154,11 +154,12 @@ class InferenceThread:
                     return
                 job = self._jobs.popleft()
                 self._running = True
-            self._finished.append((job, _attempt(job.work)))
+            self._finished.append((job, attempt(job.work)))
             self._notify()
 
 
-def _attempt(work: Callable[[], Any]) -> Outcome:
+def attempt(work: Callable[[], Any]) -> Outcome:
+    """What becomes of ``work``."""
     try:
         return Outcome(value=work())
     except Exception as error:

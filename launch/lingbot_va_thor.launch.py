@@ -1,4 +1,4 @@
-"""LingBot-VA at its real sizes on a Jetson AGX Thor.
+"""LingBot-VA at its real sizes on a Jetson AGX Thor; its kernels have not run on a GPU yet.
 
 ros2 launch flashrt_ros lingbot_va_thor.launch.py --show-args
 """

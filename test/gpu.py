@@ -34,6 +34,7 @@ WHOLE_EMULATION = pytest.mark.skipif(not _WHOLE, reason="takes long; `make test-
 #: Tests of kernels that are emulated everywhere: one or two of every kind of instruction. Others
 #: take minutes together, and run where emulation is asked for.
 EMULATED_EVERYWHERE = (
+    "test_eight_pieces_of_every_kind",
     "test_rms_norm[7-1024-",
     "test_layer_norm[5-8-",
     "test_qkv_rope_kv[13-4-32]",

@@ -27,6 +27,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_page_on_policies_names_all_that_they_share() -> None:
+    page = (ROOT / "docs" / "add_a_policy.md").read_text()
+    for file in (ROOT / "flashrt_core" / "policies").glob("[a-z]*.py"):
+        assert f"{file.name}`" in page or f"/{file.name})" in page, file.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_parameters_are_called_by_their_names(page: Path) -> None:
     """In code between backquotes: ``group.name``, perhaps with a value behind it."""

@@ -11,54 +11,9 @@
 // bound: memory, 2 K N bytes; half of it with int8
 #pragma once  // trial_forms.cu makes further forms of its kernels
 
-#include "../common/activation.cuh"
 #include "../common/few_rows_product_sm90.cuh"
+#include "../common/linear_out.cuh"
 #include "../common/streamed_product_sm90.cuh"
-
-namespace flashrt {
-
-template <class S>
-struct LinearOut : NeighbourRows<S> {
-  static constexpr bool kFetches = true;
-
-  bf16* y;
-  const bf16 *bias, *residual;
-  int y_stride, residual_stride, activation;
-  float4 offsets;
-  uint2 before;
-
-  __device__ __forceinline__ void prepare(int tile, int item) {
-    offsets = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (!bias) return;
-    const uint2 v = *reinterpret_cast<const uint2*>(bias + tile * S::kRows + item * 4);
-    const float2 low = unpack2(v.x), high = unpack2(v.y);
-    offsets = {low.x, low.y, high.x, high.y};
-  }
-
-  __device__ __forceinline__ void fetch(int tile, int token, int item, int tokens) {
-    before = {0u, 0u};
-    if (!residual || token >= tokens) return;
-    before = load_fresh2(residual + static_cast<size_t>(token) * residual_stride + tile * S::kRows +
-                         item * 4);
-  }
-
-  __device__ __forceinline__ float act(float v) const {
-    return activation == kGeluTanh ? gelu_tanh(v)
-           : activation == kSilu   ? silu(v)
-           : activation == kRelu   ? fmaxf(v, 0.0f)
-                                   : v;
-  }
-
-  __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
-    const float2 low = unpack2(before.x), high = unpack2(before.y);
-    const uint2 after = {pack2(act(v.x + offsets.x) + low.x, act(v.y + offsets.y) + low.y),
-                         pack2(act(v.z + offsets.z) + high.x, act(v.w + offsets.w) + high.y)};
-    *reinterpret_cast<uint2*>(y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4) =
-        after;
-  }
-};
-
-}  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
 #define FLASHRT_LAYER_NORM_LINEAR(name, Shape, blocks)                                             \

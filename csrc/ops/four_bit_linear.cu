@@ -10,58 +10,8 @@
 // needs A <= the tokens and K as named, N a multiple of the rows of a block; grid of N / rows clusters; no
 // workspace
 // bound: memory, K N / 2 bytes and 1/16 of it
-#include "../common/activation.cuh"
 #include "../common/four_bit_product_sm90.cuh"
-
-namespace flashrt {
-
-template <class S>
-struct FourBitOut : NeighbourRows<S> {
-  static constexpr bool kFetches = true;
-
-  bf16* y;
-  const bf16 *bias, *residual;
-  const float* gate;
-  int y_stride, residual_stride, activation;
-  float4 offsets, gates;
-  uint2 before;
-
-  __device__ __forceinline__ void prepare(int tile, int item) {
-    const int at = tile * S::kRows + item * 4;
-    offsets = {0.0f, 0.0f, 0.0f, 0.0f};
-    gates = {1.0f, 1.0f, 1.0f, 1.0f};
-    if (gate) gates = *reinterpret_cast<const float4*>(gate + at);
-    if (!bias) return;
-    const uint2 v = *reinterpret_cast<const uint2*>(bias + at);
-    const float2 low = unpack2(v.x), high = unpack2(v.y);
-    offsets = {low.x, low.y, high.x, high.y};
-  }
-
-  __device__ __forceinline__ void fetch(int tile, int token, int item, int tokens) {
-    before = {0u, 0u};
-    if (!residual || token >= tokens) return;
-    before = load_fresh2(residual + static_cast<size_t>(token) * residual_stride + tile * S::kRows +
-                         item * 4);
-  }
-
-  __device__ __forceinline__ float act(float v) const {
-    return activation == kGeluTanh ? gelu_tanh(v)
-           : activation == kSilu   ? silu(v)
-           : activation == kRelu   ? fmaxf(v, 0.0f)
-                                   : v;
-  }
-
-  __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
-    const float2 low = unpack2(before.x), high = unpack2(before.y);
-    const uint2 after = {
-        pack2(gates.x * act(v.x + offsets.x) + low.x, gates.y * act(v.y + offsets.y) + low.y),
-        pack2(gates.z * act(v.z + offsets.z) + high.x, gates.w * act(v.w + offsets.w) + high.y)};
-    *reinterpret_cast<uint2*>(y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4) =
-        after;
-  }
-};
-
-}  // namespace flashrt
+#include "../common/linear_out.cuh"
 
 #ifdef FLASHRT_SM90A
 #define FLASHRT_FOUR_BIT_NORM(name, Shape, blocks)                                                 \
@@ -72,8 +22,7 @@ struct FourBitOut : NeighbourRows<S> {
            float eps) {                                                                            \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, weight, weight_scale, nullptr, gain, shift, eps, tokens, 0, &x},                 \
-        flashrt::FourBitOut<flashrt::Shape>{{}, y, bias, nullptr, nullptr, y_stride, 0,            \
-                                            activation, {}, {}, {}});                              \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0, activation, {}, {}});\
   }
 
 #define FLASHRT_FOUR_BIT(name, Shape, blocks)                                                      \
@@ -84,8 +33,8 @@ struct FourBitOut : NeighbourRows<S> {
            int residual_stride, int activation) {                                                  \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, 0, &x},           \
-        flashrt::FourBitOut<flashrt::Shape>{{}, y, bias, residual, gate, y_stride,                 \
-                                            residual_stride, activation, {}, {}, {}});             \
+        flashrt::GatedLinearOut<flashrt::Shape>{                                                   \
+            {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, gate, {}});    \
   }
 
 namespace flashrt {

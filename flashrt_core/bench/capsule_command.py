@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -16,7 +17,7 @@ from ..load import LoadOptions
 from ..outputs import check_output
 from ..policies import find_policy
 from .capsules import CapsuleResult, measure
-from .case import Case, check_views
+from .case import Case, check_views, default_cases
 from .latency import PLAN, check_options
 from .machine import gpu_state, require_idle_gpu
 from .report import CAPSULE_ROWS, describe_run, write_json
@@ -24,6 +25,9 @@ from .report import CAPSULE_ROWS, describe_run, write_json
 _CPU = "the CPU device: torch's references in this process; these times say nothing of a GPU"
 _MOST_TRIALS = 1_000_000
 _DEVICES = ("cuda", "cpu")
+#: Where none are asked for. On the CPU they check bits, and take seconds each.
+_TRIALS = {"cuda": 64, "cpu": 3}
+_SAID_EVERY_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,13 @@ class CapsuleBenchOptions:
     Attributes:
         plan: what is measured, but for the sizes that a case has.
         cases: shapes; empty means the policy's own.
-        trials: how often each is timed and compared.
+        trials: how often each is timed and compared; None: as often as the device is quick.
         output: JSON file; None writes none.
     """
 
     plan: LoadOptions = PLAN
     cases: tuple[Case, ...] = ()
-    trials: int = 64
+    trials: int | None = None
     output: Path | None = None
 
 
@@ -58,8 +62,9 @@ def run_capsule_bench(options: CapsuleBenchOptions, console: Console) -> dict[st
     if plan.device == "cuda":
         require_idle_gpu()
     found, state = [], {}
+    trials = options.trials or _TRIALS[plan.device]
     for case in options.cases:
-        found.append(measure(case, plan, options.trials))
+        found.append(measure(case, plan, trials, _Told(console, case)))
         if plan.device == "cuda":
             state = gpu_state()  # right behind what was timed
     result = described(found, state)
@@ -76,6 +81,19 @@ def run_capsule_bench(options: CapsuleBenchOptions, console: Console) -> dict[st
                 got=", ".join(f"{way} {count}" for way, count in each.equal.items()),
             )
     return result
+
+
+class _Told:
+    """Says how far a case is, every few seconds; of the last trial the table tells."""
+
+    def __init__(self, console: Console, case: Case) -> None:
+        self._console, self._case = console, case
+        self._said_s = float("-inf")
+
+    def __call__(self, done: int, trials: int) -> None:
+        if done < trials and monotonic() - self._said_s >= _SAID_EVERY_S:
+            self._said_s = monotonic()
+            self._console.print(f"case {self._case}: {done} of {trials} trials", style="dim")
 
 
 def described(found: Sequence[CapsuleResult], state: dict[str, str]) -> dict[str, Any]:
@@ -121,14 +139,14 @@ def _checked(options: CapsuleBenchOptions) -> CapsuleBenchOptions:
             expected=f"one of {list(_DEVICES)}",
             got=repr(device),
         )
-    if not 1 <= options.trials <= _MOST_TRIALS:
+    if options.trials is not None and not 1 <= options.trials <= _MOST_TRIALS:
         raise OptionError(
             "option 'trials' of bench capsule",
             expected=f"1 to {_MOST_TRIALS:,}",
             got=options.trials,
         )
-    own = Case(*policy.measures.capsule_case, steps=options.plan.steps or policy.measures.steps)
-    cases = tuple(dict.fromkeys(options.cases or (own,)))
+    own = (policy.measures.capsule_case,)
+    cases = tuple(dict.fromkeys(options.cases or default_cases(options.plan, own)))
     check_views(cases, policy)
     for case in cases:
         check_options(case, options.plan)

@@ -29,11 +29,13 @@ from .scene import OBSERVATIONS, PROMPT, look_back, observations
 _T = TypeVar("_T")
 _OTHER, _BRANCH, _MARK = "other", "branch", "mark"
 _OTHER_PROMPT = "open the drawer"
-_WARM_UP = 2
+_WARM_UP = {"cuda": 2, "cpu": 0}  # on the CPU nothing is timed that counts
 #: The ways to the next action whose bits are compared.
 WAYS = ("restored", "forked", "from_host", "from_file", "rebuilt", "reused", "recomputed")
-#: The same where decisions build on each other, behind so many of them.
-EPISODE_WAYS, CHUNKS = ("restored", "forked", "from_host", "from_file", "rebuilt"), 16
+#: The same where decisions build on each other.
+EPISODE_WAYS = ("restored", "forked", "from_host", "from_file", "rebuilt")
+#: Told how many trials are done, and of how many: at first none, once all is loaded.
+Told = Callable[[int, int], None]
 
 
 @dataclass
@@ -138,13 +140,16 @@ class StepTables:
             _wait_for_torch(table)
 
 
-def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:
+def measure(
+    case: Case, options: LoadOptions, trials: int, told: Told = lambda *_: None
+) -> CapsuleResult:
     """Measures one case on a plan of its own.
 
     Args:
         case: the shape.
         options: the plan, but for the sizes that the case has.
         trials: how often everything is timed and compared, behind some that are not.
+        told: how far it is.
 
     Raises what :func:`load` raises.
     """
@@ -165,12 +170,14 @@ def measure(case: Case, options: LoadOptions, trials: int) -> CapsuleResult:
             kind = _Run if alone else _EpisodeRun
             run = kind(engine, case, tables, Path(folder) / "capsule")
             if not alone:
-                result.equal, result.chunks = dict.fromkeys(EPISODE_WAYS, 0), CHUNKS
-            for index in range(_WARM_UP):
+                result.equal, result.chunks = dict.fromkeys(EPISODE_WAYS, 0), run.chunks
+            told(0, trials)
+            for index in range(_WARM_UP[options.device]):
                 run.trial(index)
             run.found = result
             for index in range(trials):
                 run.trial(index)
+                told(index + 1, trials)
         return result
     finally:
         engine.close()
@@ -187,6 +194,9 @@ class _Run:
         self._path = path
         self._other = engine.create_session(_OTHER, seed=1, prompt=_OTHER_PROMPT)
         self._seen = observations(engine.session(MAIN), case)
+        history = engine.contract.history
+        #: Of an episode: until the memory is full, and its oldest part gives way once.
+        self.chunks = history.period + 1 if history is not None else 0
         self._index = 0
 
     def trial(self, index: int) -> None:
@@ -297,7 +307,7 @@ class _EpisodeRun(_Run):
         engine, store = self._engine, self._engine.store
         engine.drop_session(MAIN)
         main = engine.create_session(MAIN, prompt=PROMPT)
-        self._walk(main, CHUNKS)
+        self._walk(main, self.chunks)
         info = self._timed("snapshot_us", lambda: main.snapshot(_MARK))
         self.found.nbytes = info.nbytes
         expected = self._walk(main, 1)
@@ -330,7 +340,7 @@ class _EpisodeRun(_Run):
         engine.drop_session(MAIN)
         main = engine.create_session(MAIN, prompt=PROMPT)
         self._dirty(5)
-        decision = self._timed("rebuild_ms", lambda: self._walk(main, CHUNKS + 1))
+        decision = self._timed("rebuild_ms", lambda: self._walk(main, self.chunks + 1))
         self._compare("rebuilt", decision, expected)
 
     def _walk(self, session: Session, turns: int) -> Decision:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptionError
+from ..load import LoadOptions, configuration, plans_of
 from ..policies.base import Policy
+from ..policies.measures import Shapes
 
 _CASE = re.compile("x".join(["0*([1-9][0-9]{0,8})"] * 3), re.ASCII | re.IGNORECASE)
+_VIEWS = 2  # of a preset's own case: as many as a plan has where nothing is said
 
 
 @dataclass(frozen=True, order=True)
@@ -49,10 +52,26 @@ def parse_cases(text: str, steps: int = 10) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def default_cases(policy: Policy, steps: int | None = None) -> tuple[Case, ...]:
-    """What is measured of a policy when no case is asked for; with its own steps, or so many."""
-    measures = policy.measures
-    return tuple(Case(*case, steps=steps or measures.steps) for case in measures.cases)
+def steps_of(plan: LoadOptions) -> int:
+    """Steps of a plan: what was asked for, the checkpoint's, or the preset's."""
+    _, config = configuration(plans_of(plan)[0])
+    return int(config.steps)
+
+
+def default_cases(plan: LoadOptions, named: Shapes) -> tuple[Case, ...]:
+    """What is measured of a plan when no case is asked for.
+
+    Args:
+        plan: with the steps of all cases.
+        named: those that the policy names for its real sizes; other presets have their own.
+    """
+    _, config = configuration(plans_of(plan)[0])
+    if plan.preset != "base":
+        named = ((_VIEWS, config.prompt_buckets[0], config.horizon),)
+    return tuple(
+        Case(views, tokens, horizon or config.horizon, config.steps)
+        for views, tokens, horizon in named
+    )
 
 
 def check_views(cases: Sequence[Case], policy: Policy) -> None:

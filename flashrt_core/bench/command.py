@@ -151,7 +151,9 @@ def _checked(options: BenchOptions) -> BenchOptions:
         raise _error("samples", expected=f"1 to {_MOST_SAMPLES:,}", got=options.samples)
     policy = find_policy(options.plan.policy)
     _check_overlap(options)
-    cases = tuple(dict.fromkeys(options.cases or default_cases(policy, options.plan.steps)))
+    cases = tuple(
+        dict.fromkeys(options.cases or default_cases(options.plan, policy.measures.cases))
+    )
     check_views(cases, policy)
     for name in ("peer_cases", "overlap_cases"):
         if unknown := [case for case in getattr(options, name) if case not in cases]:

@@ -371,10 +371,25 @@ def _check_host(contract: Contract, name: str, host: HostState) -> None:
     state = host.robot_state
     if state is not None and (state.ndim != 1 or not np.isfinite(state).all()):
         raise wrong("a robot state of one dimension, finite", f"{list(state.shape)} {state.dtype}")
-    if (host.turn > 0 or host.raw is not None) and contract.history is None:
-        raise wrong("a decision that stands alone", f"decision {host.turn} of an episode")
-    if host.raw is not None and not np.isfinite(host.raw).all():
-        raise wrong("actions that are finite", f"{list(host.raw.shape)} {host.raw.dtype}")
+    if contract.history is None:
+        if host.turn > 0 or host.raw is not None:
+            raise wrong("a decision that stands alone", f"decision {host.turn} of an episode")
+    elif not 0 <= host.turn <= host.decisions:
+        raise wrong(
+            f"at most the session's {host.decisions} decisions in its episode", f"{host.turn}"
+        )
+    elif (host.raw is not None) != (host.turn > 0):
+        told = "actions" if host.turn else "no actions"
+        raise wrong(f"{told} of the decision before, of {host.turn} in the episode", "others")
+    elif host.raw is not None:
+        spec = contract.input(contract.history.executed)
+        dtype, shape = NUMPY_DTYPES[spec.dtype], spec.shape
+        finite = host.raw.dtype == dtype and np.isfinite(host.raw).all()
+        if host.raw.shape != shape or not finite:
+            raise wrong(
+                f"actions of {list(shape)} {dtype}, finite",
+                f"{list(host.raw.shape)} {host.raw.dtype}",
+            )
     stages = {spec.name: spec for spec in contract.stages}
     inputs = {spec.name for spec in contract.inputs}
     for stage, epochs in host.lineage.made.items():

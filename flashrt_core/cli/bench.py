@@ -10,7 +10,6 @@ from typer.core import TyperGroup
 
 from ..devices.overlap import DEFAULT
 from ..load import LoadOptions, plans_of
-from ..policies import find_policy
 from ..terminal import terminal_or_file
 from .options import Plans, option, refuse_idle_calibration, takes_plan
 
@@ -81,11 +80,11 @@ def bench_command(
 ) -> None:
     """Whole decisions, the default: graph replay, call from images to actions, kernels."""
     # Only here: no other command needs what measuring needs.
-    from ..bench.case import parse_cases
+    from ..bench.case import parse_cases, steps_of
     from ..bench.command import BenchOptions, run_bench
 
     refuse_idle_calibration(plan, plans_of(plan))
-    steps = _steps(plan)
+    steps = steps_of(plan)
     options = BenchOptions(
         plan=plan,
         cases=parse_cases(cases, steps),
@@ -114,7 +113,10 @@ def bench_command(
 def capsule_command(
     plan: LoadOptions,
     cases: Cases = "",
-    trials: Annotated[int, typer.Option(help="How often each is timed and compared.")] = 64,
+    trials: Annotated[
+        int | None,
+        typer.Option(help="How often each is timed and compared; else 64, on the CPU 3."),
+    ] = None,
     output: Output = None,
 ) -> None:
     """Capsules: snapshot, restore, fork, host, files; the next action rebuilt and restored.
@@ -122,18 +124,13 @@ def capsule_command(
     Every way to the next action must give equal bits, after another session used the buffers.
     """
     from ..bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
-    from ..bench.case import parse_cases
+    from ..bench.case import parse_cases, steps_of
 
     refuse_idle_calibration(plan, [plan])
     options = CapsuleBenchOptions(
         plan=plan,
-        cases=parse_cases(cases, _steps(plan)),
+        cases=parse_cases(cases, steps_of(plan)),
         trials=trials,
         output=output,
     )
     run_capsule_bench(options, terminal_or_file())
-
-
-def _steps(plan: LoadOptions) -> int:
-    """Of a case: what was asked for, else the policy's own."""
-    return plan.steps or find_policy(plan.policy).measures.steps

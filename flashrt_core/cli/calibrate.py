@@ -148,7 +148,9 @@ def _from_file(path: Path, processor: Processor) -> Iterator[Sample]:
 
 
 def _made_up(count: int, seed: int, processor: Processor) -> Iterator[Sample]:
-    return made_up_observations(processor.views, processor.state_dim, count, seed)
+    return made_up_observations(
+        processor.views, processor.state_dim, count, seed, square=processor.square
+    )
 
 
 def render(found: Calibration, console: Console) -> None:

@@ -24,6 +24,7 @@ from ..evaluation.task import EVALUATION_SEED, find_task
 from ..evaluation.tiers import Starts
 from ..load import LoadOptions
 from ..outputs import check_output
+from ..policies import find_policy
 from ..terminal import terminal_or_file
 from .options import AsJson, given, option, refuse_idle, refuse_idle_calibration, takes_plan
 
@@ -134,6 +135,13 @@ def eval_command(
     _refuse_idle(context, ros=ros, reference=reference, forks=forks)
     output = output and check_output("--output", output)
     observations = observations and check_output("--observations", observations)
+    if find_policy(policy).looks_back and given(context, "replan_rows"):
+        raise OptionError(
+            "option '--replan-rows'",
+            expected=f"none: policy '{policy}' decides where a chunk ends",
+            got=replan_rows,
+            remedy="leave it out",
+        )
     found = find_task(task)
     named = EvalOptions(found, replace(options, policy=policy))
     refuse_idle_calibration(options, named.plans)

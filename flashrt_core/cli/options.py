@@ -11,6 +11,7 @@ import typer
 
 from ..errors import OptionError
 from ..load import LoadOptions, precision_of
+from ..load_options import parse_settings
 from ..weights import checkpoint_path
 
 _ASKED = ("COMMANDLINE", "ENVIRONMENT", "PROMPT")  # where a value comes from that is no default
@@ -25,7 +26,9 @@ PolicyName = Annotated[str, typer.Argument(help="Policy, by registry name.")]
 Checkpoint = Annotated[str, option("Checkpoint folder, random:<seed> or outliers:<seed>.")]
 Preset = Annotated[str, option("Sizes; empty: base for a checkpoint, tiny for random weights.")]
 DeviceName = Annotated[str, option("cpu or cuda.")]
-Precision = Annotated[str, option("Precision plan: fp32, bf16, fp8, or a YAML file.")]
+Precision = Annotated[
+    str, option("Precision plan: fp32, bf16, fp8, int4, fp8_int4, or a YAML file.")
+]
 Plans = Annotated[str, option("Precision plans, separated by commas: bf16,fp8.")]
 Scales = Annotated[Path | None, option("Calibration of an fp8 plan; else where it was put.")]
 Numerics = Annotated[str, option("Profile, and switches behind it; empty: the checkpoint's.")]
@@ -42,6 +45,10 @@ Buckets = Annotated[str, option("Prompt lengths, separated by commas, instead of
 CameraBytes = Annotated[int, option("Room for a raw image that the device resizes; 0: none.", 0)]
 Continues = Annotated[bool, option("Steps that can continue the chunk before.")]
 Threads = Annotated[int, option("torch threads; 0: its own choice.", 0)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value of the policy's configuration; repeatable."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 
 
@@ -66,6 +73,7 @@ def plan_options(
     camera_bytes: CameraBytes = 0,
     real_time_chunking: Continues = False,
     threads: Threads = 0,
+    settings: Settings = None,
 ) -> LoadOptions:
     """What the options of a command come to."""
     return LoadOptions(
@@ -83,7 +91,8 @@ def plan_options(
         action_dim=action_dim,
         norm_stats=norm_stats,
         tokenizer=tokenizer,
-        extra=({} if state_in_prompt else {"state_in_prompt": False})
+        extra=parse_settings(settings or ())
+        | ({} if state_in_prompt else {"state_in_prompt": False})
         | ({} if embodiment is None else {"embodiment": embodiment}),
         horizon=horizon,
         steps=steps,

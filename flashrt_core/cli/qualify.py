@@ -90,7 +90,9 @@ def qualify_command(
     def samples(processor: Processor) -> Iterable[Sample]:
         if npz is not None:
             return read_observations(npz, processor.views)
-        return made_up_observations(processor.views, processor.state_dim, decisions, seed)
+        return made_up_observations(
+            processor.views, processor.state_dim, decisions, seed, square=processor.square
+        )
 
     reports = [
         compare(plan, limit, samples, noises, reference_device, f"npz: {npz.name}" if npz else "")

@@ -5,12 +5,13 @@ Both experiments run on the engine in step mode, where equal bits are what is pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..drawing import Noise
 from ..errors import OptionError
 from ..policies.base import Observation
 from ..session import Session
@@ -24,23 +25,31 @@ _CAPSULE = "evaluation"
 
 
 class _Branch:
-    """A forked session: its first decision acts on the context that it inherited."""
+    """A forked session: its first decision acts on the context that it inherited, or, where
+    decisions build on each other, on what was seen since the last one.
+    """
 
     def __init__(self, parent: EnginePilot, session: Session) -> None:
         self.name, self.fingerprint = parent.name, parent.fingerprint
-        self.noise_shape = parent.noise_shape
+        self.noise_shape, self.stride = parent.noise_shape, parent.stride
         self._session = session
-        self._inherited = True
+        self._inherited = not parent.stride
 
     def begin(self, instruction: str) -> None:
         """The prompt is inherited, too."""
 
-    def decide(self, observation: Observation, noise: Array | None) -> Array:
-        """The first time the action stage alone."""
+    def look(self, images: Mapping[str, Any]) -> None:
+        """Keep it in the session."""
+        self._session.record(images)
+
+    def decide(
+        self, observation: Observation, noise: Noise | None, executed: Array | None = None
+    ) -> Array:
+        """The first time the action stage alone, where there is a context."""
         if self._inherited:
             self._inherited = False
             return self._session.act(noise=noise).actions
-        return self._session.decide(observation, noise=noise).actions
+        return self._session.decide(observation, noise=noise, executed=executed).actions
 
     def close(self) -> None:
         """Forget the session."""
@@ -151,13 +160,15 @@ def _from_one_start(
         before = run_episode(pilot, task, episode, seed, replan_rows=replan_rows, until=fork_at)
         if episode.done:
             return (before,) * forks
-        session.observe(episode.observation())
-        for stage in session.contract.decision_stages[:-1]:
-            session.run(stage.name)
-        session.snapshot(_CAPSULE)
+        capsule = None
+        if not pilot.stride:
+            session.observe(episode.observation())
+            for stage in session.contract.decision_stages[:-1]:
+                session.run(stage.name)
+            capsule = session.snapshot(_CAPSULE).name
         world = episode.save()
         return tuple(
-            _branch(pilot, task, episode, world, seed, branch, fork_at, replan_rows)
+            _branch(pilot, task, episode, world, capsule, seed, branch, fork_at, replan_rows)
             for branch in range(forks)
         )
     finally:
@@ -169,13 +180,17 @@ def _branch(
     task: Task,
     episode: Any,
     world: Array,
+    capsule: str | None,
     seed: int,
     branch: int,
     first: int,
     replan_rows: int,
 ) -> Outcome:
     episode.restore(world)
-    fork = _Branch(pilot, pilot.session.engine.fork(f"branch {branch}", capsule=_CAPSULE))
+    # Where decisions build on each other, what was seen since the last one is forked, too.
+    source = pilot.session.name if capsule is None else None
+    session = pilot.session.engine.fork(f"branch {branch}", capsule=capsule, source=source)
+    fork = _Branch(pilot, session)
     try:
         return run_episode(
             fork, task, episode, seed, replan_rows=replan_rows, branch=branch, first=first
@@ -251,11 +266,13 @@ def resume_episode(
     restart()
     _, episode, _ = run(seed, until=save_at)
     try:
-        session.snapshot(_CAPSULE)
-        world = episode.save()
+        session.snapshot(_CAPSULE, midway=True)
+        world, pictures = episode.save(), tuple(pilot.pictures)
         run(other)[1].close()
         episode.advance(np.zeros(len(task.joint_names)), 10 * task.dt_s)
         session.restore(_CAPSULE)
+        for images in pictures:
+            pilot.look(images)
         episode.restore(world)
         rest, _, _ = _record(pilot, task, episode, seed, replan_rows, first=save_at)
         same = sum(one == two for one, two in zip(whole[save_at:], rest, strict=False))

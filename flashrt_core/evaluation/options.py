@@ -112,8 +112,9 @@ def check_plans(options: EvalOptions) -> None:
     if not plans:
         raise OptionError("option '--precision'", expected="at least one plan", got="none")
     for plan in plans:
-        rows = _contract(options, plan).input(NOISE).shape[0]
-        if rows < options.starts.replan_rows:
+        contract = _contract(options, plan)
+        rows = contract.input(NOISE).shape[0]
+        if contract.history is None and rows < options.starts.replan_rows:
             raise too_many_rows(rows, options.starts.replan_rows)
 
 

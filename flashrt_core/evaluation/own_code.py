@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from inspect import getattr_static
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -161,6 +161,22 @@ class CheckedEpisode:
         with own_code(self._folder, call):
             return method(*arguments)
 
+    def _array(self, name: str, *arguments: Any) -> Array:
+        found = self._call(name, *arguments)
+        try:
+            values = np.asarray(found)
+        except (TypeError, ValueError):  # lists in it of different lengths
+            values = np.empty(0, object)
+        if values.dtype.hasobject:
+            raise TaskError(
+                f"{name}() of {self._what}",
+                expected="an array of numbers, or what NumPy makes one of",
+                got=type(found).__name__,
+                remedy="put parts of different shapes behind each other: "
+                "np.concatenate([part.ravel() for part in parts])",
+            )
+        return values
+
     def _number(self, name: str) -> float:
         number = float(self._of(name, (int, float, np.integer, np.floating), "a number"))
         if not math.isfinite(number):
@@ -194,10 +210,12 @@ class CheckedEpisode:
         expected = f"an Observation with images {views} and a state of {joints} numbers"
         if not isinstance(found, Observation):
             got = type(found).__name__
+        elif not isinstance(images := cast(Any, found.images), Mapping):
+            got = f"images that are a {type(images).__name__}"
         elif missing := [view for view in views if view not in found.images]:
             got = f"no image {missing[0]!r}"
-        elif found.state is not None and np.shape(found.state) != (joints,):
-            got = f"a state of shape {list(np.shape(found.state))}"
+        elif found.state is not None and (shape := _shape(found.state)) != (joints,):
+            got = f"a state of shape {list(shape)}" if shape else "a state that is no array"
         else:
             return found
         raise TaskError(f"observation() of {self._what}", expected=expected, got=got)
@@ -224,16 +242,16 @@ class CheckedEpisode:
             )
 
     def save(self) -> Array:
-        """The simulator's state."""
-        return np.asarray(self._call("save"))
+        """The simulator's state; TaskError where it is no array of plain values."""
+        return self._array("save")
 
     def restore(self, state: Array) -> None:
         """Go on from it."""
         self._call("restore", state)
 
     def picture(self, width: int, height: int) -> Array:
-        """For people."""
-        return np.asarray(self._call("picture", width, height))
+        """For people; TaskError where it is no array."""
+        return self._array("picture", width, height)
 
     def close(self) -> None:
         """Release it."""
@@ -243,6 +261,14 @@ class CheckedEpisode:
 def _has(found: Any, name: str) -> bool:
     """Whether it is there, even if asking for it fails: that is another mistake."""
     return getattr_static(found, name, None) is not None or hasattr(found, name)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of an array; () of what is none."""
+    try:
+        return np.shape(value)
+    except ValueError:
+        return ()
 
 
 def _is_text(value: Any) -> bool:

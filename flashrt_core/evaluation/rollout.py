@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..drawing import Noise
 from ..errors import OptionError
 from ..policies.base import Observation
 from .pilot import Pilot, paired_noise
@@ -47,13 +48,17 @@ class Outcome:
 class Seen:
     """A decision, to be made again by others: what it was made from, and its actions.
 
-    The noise is None where the pilot drew its own.
+    The noise is None where the pilot drew its own. ``pictures`` were seen since the decision before
+    it, ``previous`` are the actions of that; None in an episode's first one, and where decisions
+    stand alone.
     """
 
     instruction: str
     observation: Observation
-    noise: Array | None
+    noise: Noise | None
     actions: Array
+    pictures: tuple[Mapping[str, Any], ...] = ()
+    previous: Array | None = None
 
 
 def targets(rows: Array, dt_s: float, count: int) -> tuple[Array, float]:
@@ -79,13 +84,26 @@ def targets(rows: Array, dt_s: float, count: int) -> tuple[Array, float]:
     return between.reshape(-1, wide.shape[1]), dt_s / parts
 
 
-def execute(episode: Episode, rows: Array, dt_s: float, count: int) -> None:
-    """Simulate ``count`` rows of a chunk, or less where the episode ends before."""
+def execute(
+    episode: Episode,
+    rows: Array,
+    dt_s: float,
+    count: int,
+    look: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Simulate ``count`` rows of a chunk, or less where the episode ends before.
+
+    ``look`` is called behind each row but the last with how many were executed; not where the
+    episode is over.
+    """
     between, seconds = targets(rows, dt_s, count)
-    for target in between:
+    parts = len(between) // count
+    for index, target in enumerate(between):
         if episode.done:
             return
         episode.advance(target, seconds)
+        if (index + 1) % parts == 0 and index + 1 < len(between) and not episode.done:
+            look((index + 1) // parts)
 
 
 def run_episode(
@@ -106,7 +124,7 @@ def run_episode(
     Args:
         pilot: decides.
         task, episode, seed: what runs, and from where.
-        replan_rows: rows that are executed of each chunk.
+        replan_rows: rows that are executed of each chunk; a pilot that looks back has all executed.
         branch: whose noise is drawn for this start.
         first: index of the first decision here.
         own_noise: leave the noise to the pilot's own seed; ``told`` then sees none.
@@ -118,25 +136,41 @@ def run_episode(
         OptionError: a chunk is shorter than ``replan_rows``.
     """
     index, spent = first, 0.0
+    pictures: list[Mapping[str, Any]] = []
+    previous: Array | None = None
+
+    def look(rows: int) -> None:
+        if pilot.stride and rows % pilot.stride == 0:
+            pictures.append(episode.observation().images)
+            pilot.look(pictures[-1])
+
     while not episode.done and (until is None or index < until):
         if index > _MOST_DECISIONS:
-            raise TaskError(
-                f"episode {seed} of task '{task.name}'",
-                expected=f"an end within {_MOST_DECISIONS} decisions",
-                got=f"{episode.time_s:g} s of simulated time",
-                remedy="let `done` be true when its time is over",
-            )
+            raise _no_end(task, episode, seed)
         observation = episode.observation()
         noise = None if own_noise else paired_noise(seed, index, pilot.noise_shape, branch)
         start = perf_counter()
         actions = pilot.decide(observation, noise)
         spent += perf_counter() - start
-        if len(actions) < replan_rows:
-            raise too_many_rows(len(actions), replan_rows)
-        told(Seen(episode.instruction, observation, noise, actions))
-        execute(episode, actions, task.dt_s, replan_rows)
+        rows = len(actions) if pilot.stride else replan_rows
+        if len(actions) < rows:
+            raise too_many_rows(len(actions), rows)
+        past = (tuple(pictures), previous) if pilot.stride else ()
+        told(Seen(episode.instruction, observation, noise, actions, *past))
+        pictures.clear()
+        previous = actions
+        execute(episode, actions, task.dt_s, rows, look)
         index += 1
     return outcome(episode, seed, index, spent / max(1, index - first))
+
+
+def _no_end(task: Task, episode: Episode, seed: int) -> TaskError:
+    return TaskError(
+        f"episode {seed} of task '{task.name}'",
+        expected=f"an end within {_MOST_DECISIONS} decisions",
+        got=f"{episode.time_s:g} s of simulated time",
+        remedy="let `done` be true when its time is over",
+    )
 
 
 def too_many_rows(horizon: int, replan_rows: int) -> OptionError:

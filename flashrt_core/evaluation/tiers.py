@@ -167,8 +167,12 @@ def joint_errors(
         raise InputError("observations of the baseline", expected="at least one", got="none")
     differences = []
     for each in seen:
-        pilot.begin(each.instruction)
-        found = pilot.decide(each.observation, each.noise)
+        if each.previous is None:
+            pilot.begin(each.instruction)
+        for images in each.pictures:
+            pilot.look(images)
+        # What was executed is the baseline's chunk: errors do not add up over an episode.
+        found = pilot.decide(each.observation, each.noise, each.previous)
         differences.append(np.abs(found.astype(np.float64) - each.actions))
     error = np.concatenate(differences)
     return tuple(

@@ -121,6 +121,7 @@ class Processor(Protocol):
         views: names of the cameras in use, in slot order.
         state_dim, action_dim: numbers of the robot.
         relative: actions, by index, that decode() adds the state to.
+        square: whether a camera's picture has to be as high as it is wide.
         identity: what the transforms are, part by part in readable text that holds digests of
             statistics and of the text encoding. State saved under one does not fit another.
     """
@@ -129,6 +130,7 @@ class Processor(Protocol):
     state_dim: int
     action_dim: int
     relative: tuple[int, ...]
+    square: bool
     identity: Mapping[str, str]
 
     @property
@@ -211,8 +213,11 @@ class Qualifier(Protocol):
         or arrays by input where several take some. With a history it is an episode's first one.
         """
 
-    def actions(self, values: Mapping[str, Array], noise: Any) -> Array:
-        """The raw actions [H, padded action dim] float32 alone, of windows and noise."""
+    def actions(self, values: Mapping[str, Array], noise: Any, turn: int = 0) -> Array:
+        """The raw actions [H, padded action dim] float32 alone, of windows and noise.
+
+        With a history: of decision ``turn`` of an episode; those before were asked for in order.
+        """
 
 
 class Policy(Protocol):
@@ -223,6 +228,7 @@ class Policy(Protocol):
     slots: tuple[str, ...]  # camera names it knows, in order
     masks_views: bool  # whether a decision may do without some of its cameras
     continues_chunks: bool  # whether one may be guided towards the chunk before it
+    looks_back: bool  # whether decisions build on each other: the contract has a history
     sites: Mapping[str, Site]  # its dense products
     measures: Measures  # how it is measured
 

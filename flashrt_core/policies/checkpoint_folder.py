@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..errors import WeightsError
+from ..errors import OptionError, WeightsError
 from ..tensors import TensorSpec
 from .json_fields import shown
 
@@ -49,6 +49,35 @@ def require_network(
             expected=f"weights of {network}, tensors {root}...",
             got=f"{len(names)} tensors of another network: {', '.join([*names][:3])}, ...",
             remedy=remedy,
+        )
+
+
+def check_cameras(
+    cameras: Sequence[str], views: Sequence[str], slots: Sequence[str], whose: str
+) -> None:
+    """That the views in use are those of a checkpoint's cameras, where a slot means its camera.
+
+    Args:
+        cameras: the checkpoint's names of them, in the order of the slots; none: it does not say.
+        views: in use, in the order of the slots.
+        slots: of the policy.
+        whose: cameras these are, for the message.
+
+    Raises:
+        WeightsError: more cameras than slots.
+        OptionError: other views than the first ones, one a camera.
+    """
+    if len(cameras) > len(slots):
+        raise WeightsError(
+            f"cameras of {whose}", expected=f"at most {len(slots)}", got=list(cameras)
+        )
+    wanted = slots[: len(cameras)]
+    if cameras and tuple(views) != tuple(wanted):
+        raise OptionError(
+            "option 'views'",
+            expected=f"{', '.join(wanted)}, as the checkpoint was trained with: "
+            f"{', '.join(cameras)}",
+            got=list(views),
         )
 
 

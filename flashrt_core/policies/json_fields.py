@@ -36,6 +36,11 @@ def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 COUNT = Kind("a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31)
+COUNTS = Kind("a list of whole numbers above 0", _list_of(COUNT.fits))
+PLACES = Kind(
+    "a list of whole numbers from 0",
+    _list_of(lambda value: type(value) is int and 0 <= value < 1 << 31),
+)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 TEXTS = Kind("a list of texts", _list_of(TEXT.fits))
 OBJECT = Kind("a JSON object", lambda value: isinstance(value, dict))

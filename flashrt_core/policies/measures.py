@@ -28,15 +28,19 @@ class Product:
     site: str = ""
 
 
+#: Views, prompt tokens and horizon, of each.
+Shapes = tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True)
 class Measures:
     """How a policy is measured.
 
     Attributes:
         title: the policy's name where people read it.
-        cases: views, prompt tokens and horizon of the shapes that are measured by default.
+        cases: views, prompt tokens and horizon of the shapes that are measured by default at the
+            real sizes; horizon 0: what follows from others of them.
         capsule_case: that of the bench of capsules.
-        steps: of the sampler in these cases.
         stages: of a decision, in order.
         step_layers: configuration -> equal layers of one step of the sampler.
         depths: configuration -> name of a part -> equal layers that follow each other in it, no
@@ -50,9 +54,8 @@ class Measures:
     """
 
     title: str
-    cases: tuple[tuple[int, int, int], ...]
+    cases: Shapes
     capsule_case: tuple[int, int, int]
-    steps: int
     stages: tuple[str, ...]
     step_layers: Callable[[Any], int]
     depths: Callable[[Any], Mapping[str, int]]

@@ -7,21 +7,22 @@ clipped in either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import OptionError, shorten
+from ..errors import FlashRTError, OptionError, shorten
 from ..files import read_json
 from ..fingerprint import sha256_of
 
 Array = np.ndarray[Any, Any]
 Mode = Literal["range", "mean_std"]
 _ADDED_EPS = 1e-6
-_LARGEST = 1e30  # no robot's unit comes near it, and float32 still holds what is made of it
+#: No robot's unit comes near it, and float32 still holds what is made of it.
+LARGEST = 1e30
 
 #: Names that the two statistics of a mode have in a file.
 FIELDS: Mapping[str, tuple[str, str]] = {
@@ -67,7 +68,12 @@ class Statistics:
 
     def take(self, dims: int) -> Statistics:
         """The statistics of the first ``dims`` dimensions."""
-        return replace(self, first=self.first[:dims], second=self.second[:dims])
+        return self.pick(range(dims))
+
+    def pick(self, dims: Sequence[int]) -> Statistics:
+        """The statistics of these dimensions, in this order."""
+        places = list(dims)
+        return replace(self, first=self.first[places], second=self.second[places])
 
     def normalise(self, values: Array) -> Array:
         """Robot units [..., dims] -> about [-1, 1], or about unit variance."""
@@ -164,7 +170,7 @@ def from_arrays(
     missing = [name for name in (first, second) if name not in arrays]
     if missing:
         raise OptionError(where, expected=f"{first} and {second}", got=f"no {missing[0]}")
-    if not 0 <= eps < _LARGEST:
+    if not 0 <= eps < LARGEST:
         raise OptionError(f"{where}, eps", expected="a finite number, 0 or more", got=eps)
     found = []
     for name in (first, second):
@@ -225,26 +231,69 @@ def _check(found: Statistics, first: str, second: str) -> None:
     for where, values in ((first, found.first), (second, found.second)):
         if values.shape != (dims,):
             raise OptionError(where, expected=f"{dims} finite numbers", got=list(values.shape))
-        bad = np.flatnonzero(~(np.abs(values) < _LARGEST))
-        if bad.size:
-            raise OptionError(
-                f"{where}[{bad[0]}]",
-                expected=f"a finite number below {_LARGEST:g}",
-                got=values[bad[0]],
-            )
+        check_size(where, values)
     deviations = found.mode == "mean_std"
     low = np.zeros(dims) if deviations else found.first
     kind = np.float32 if found.guarded else np.float64
     # A span of 0 is a joint that never moved: fine where the arithmetic adds something to it.
     divided = bool(found.guarded and np.float32(found.eps) == 0)
-    span = found.second.astype(kind) - low.astype(kind)
-    bad = np.flatnonzero((span < 0) | (divided & (span == 0)))
-    if bad.size:
-        k = bad[0]
-        partner = "" if deviations else f", which is {first.rpartition(' ')[2]}[{k}]"
-        raise OptionError(
-            f"{second}[{k}]",
-            expected=f"a number {'above' if divided else 'not below'} {low[k]:g}{partner}",
-            got=f"{found.second[k]:g}",
+    check_order(
+        second,
+        low.astype(kind),
+        found.second.astype(kind),
+        "" if deviations else first.rpartition(" ")[2],
+        apart=divided,
+    )
+
+
+def check_size(where: str, values: Array, error: type[FlashRTError] = OptionError) -> None:
+    """Refuse what is not finite, or so large that float32 would not hold what is made of it.
+
+    Args:
+        where: what the numbers are, for messages.
+        values: float64 of any shape.
+        error: what is raised.
+    """
+    bad = np.argwhere(~(np.abs(values) < LARGEST))
+    if len(bad):
+        at = tuple(bad[0].tolist())
+        raise error(
+            f"{where}{_place(at)}",
+            expected=f"a finite number below {LARGEST:g}",
+            got=values[at],
+        )
+
+
+def check_order(
+    where: str,
+    low: Array,
+    high: Array,
+    partner: str = "",
+    error: type[FlashRTError] = OptionError,
+    *,
+    apart: bool = False,
+) -> None:
+    """Refuse a range that ends below its beginning, or at it.
+
+    Args:
+        where: what ``high`` is, for messages.
+        low, high: of one shape, and checked by :func:`check_size`.
+        partner: what ``low`` is; empty where that is 0.
+        error: what is raised.
+        apart: a range that is a point is refused too.
+    """
+    span = high - low
+    bad = np.argwhere((span < 0) | (apart & (span == 0)))
+    if len(bad):
+        at = tuple(bad[0].tolist())
+        told = f", which is {partner}{_place(at)}" if partner else ""
+        raise error(
+            f"{where}{_place(at)}",
+            expected=f"a number {'above' if apart else 'not below'} {low[at]:g}{told}",
+            got=f"{high[at]:g}",
             remedy="compute the statistics again",
         )
+
+
+def _place(at: tuple[int, ...]) -> str:
+    return "".join(f"[{index}]" for index in at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import OptionError
@@ -39,8 +40,13 @@ def overridden(
     known = _setters(config, frozenset(checks))
     unknown = sorted(set(values) - set(known))
     if unknown:
+        near = get_close_matches(unknown[0], known, 3, 0.5)
         raise OptionError(
-            f"override {unknown[0]!r} of policy {policy!r}", expected=f"one of {sorted(known)}"
+            f"override {unknown[0]!r} of policy {policy!r}",
+            expected=f"the name of a value, like {', '.join(near)}" if near else "a value's name",
+            got="no such value",
+            remedy=f"flashrt inspect {policy} --json lists them under config, those of a part with "
+            "its name and _ in front",
         )
     for name, value in values.items():
         where = f"override {name!r} of policy {policy!r}"

@@ -55,7 +55,7 @@ class ReferenceQualifier(ABC, Generic[C]):
     def _contexts(self, read: Read, context: C) -> Iterable[Product]:
         """The products of the stages between prompt and action, in order."""
 
-    def actions(self, values: Mapping[str, Array], noise: Array) -> Array:
+    def actions(self, values: Mapping[str, Array], noise: Array, turn: int = 0) -> Array:
         """The decision on windows of an observation: raw actions [H, A] float32."""
         return np.asarray(self._sample(self._context(values), noise).float().cpu())
 

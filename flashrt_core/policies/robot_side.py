@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import InputError, OptionError
 from ..images import Frame
 from .base import Observation, Prepared, as_array
+from .normalisation import LARGEST
 
 Array = np.ndarray[Any, Any]
 S = TypeVar("S", bound="Scale")
@@ -74,6 +75,7 @@ class RobotSide:
 
     ENCODED: ClassVar[tuple[str, ...]]
     identity: Mapping[str, str]
+    square = False
 
     def __init__(
         self,
@@ -183,6 +185,10 @@ class RobotSide:
         for index, value in enumerate(exact.tolist()):
             if not isfinite(value):
                 raise InputError(f"state[{index}]", expected="a finite number", got=value)
+            if abs(value) >= LARGEST:
+                raise InputError(
+                    f"state[{index}]", expected=f"a number below {LARGEST:g}", got=f"{value:g}"
+                )
         return exact
 
     def _base(self, state: Array | None) -> Array:

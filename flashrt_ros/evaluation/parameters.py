@@ -10,13 +10,15 @@ from flashrt_core.errors import OptionError
 from flashrt_core.evaluation.rollout import SUBSTEP_S
 from flashrt_core.evaluation.task import FoundTask, Task
 from flashrt_core.load import LoadOptions
+from flashrt_core.load_options import settings_of
+from flashrt_core.policies import find_policy
 from flashrt_ros.parameters import RAW, NodeConfig
 from flashrt_ros.paths import share_directory
 from flashrt_ros.replay.parameter_file import read_parameters
 
 TRAJECTORY = "joint_trajectory_controller/joint_trajectory"
 CONTROLLER_STATE = "joint_trajectory_controller/controller_state"
-_AGE_S, _RETRY_HZ = 0.25, 10.0
+_AGE_S, _RETRY_HZ, _LOOK_HZ = 0.25, 10.0, 50.0
 
 
 def parameters_for(
@@ -48,14 +50,15 @@ def parameters_for(
     if file is not None:
         _check(file, read_parameters(file).config, found.task)
     values |= _of_plan(plan)
+    back = find_policy(plan.policy).looks_back  # it decides where a chunk ends
     values |= {
         "use_sim_time": True,
-        "rate_hz": float(values.get("rate_hz") or _RETRY_HZ),
+        "rate_hz": _LOOK_HZ if back else float(values.get("rate_hz") or _RETRY_HZ),
         "action.dt_s": found.task.dt_s,
         "output.trajectory.topic": values.get("output.trajectory.topic") or TRAJECTORY,
         "output.rate_hz": 1.0 / SUBSTEP_S,
         "execution.strategy": strategy,
-        "execution.replan_rows": replan_rows,
+        "execution.replan_rows": 0 if back else replan_rows,
         "safe.controller_timeout_s": 1.0,
         "safe.controller_state.topic": CONTROLLER_STATE,
         "safe.controller_state.type": "sensor_msgs/msg/JointState",
@@ -104,6 +107,8 @@ def _of_plan(plan: LoadOptions) -> dict[str, Any]:
         given["state_in_prompt"] = False
     if "embodiment" in plan.extra:
         given["embodiment"] = plan.extra["embodiment"]
+    if settings := settings_of(plan.extra):
+        given["settings"] = settings
     return given
 
 

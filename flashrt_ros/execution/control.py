@@ -7,7 +7,7 @@ over through a queue. So the safe action is taken in time whatever a decision do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,15 @@ from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import StaleInputError
 from flashrt_ros.execution.chunk import Chunk
 from flashrt_ros.execution.continuation import Continuation
-from flashrt_ros.execution.machine import CAUSES, DEACTIVATED, OFF, Cause, Facts, Machine
+from flashrt_ros.execution.machine import (
+    CAUSES,
+    DEACTIVATED,
+    OFF,
+    SAFE,
+    Cause,
+    Facts,
+    Machine,
+)
 from flashrt_ros.execution.outputs import Outputs
 from flashrt_ros.execution.parameters import FAILED, STALE, ExecutionConfig
 from flashrt_ros.execution.told import Told
@@ -61,7 +69,7 @@ class Control:
         self._begin = begin
         self._on_event = on_event
         self._outputs = Outputs(node, config)
-        self._told = Told(self._outputs, now_ns)
+        self._told = Told(self._outputs, config)
         self.machine = Machine(config, self._told, self._on_safe, self._on_running)
         self._waiting: deque[Any] = deque()
         self._timer: Any = None
@@ -85,21 +93,27 @@ class Control:
             if self._begun_ns is not None:
                 self.machine.delay.measured(now_ns - self._begun_ns)
                 self._begun_ns = None
-            self.machine.take(_chunk(message), now_ns, self._facts(now_ns))
+            chunk = _chunk(message)
+            if self.machine.gap_ns:
+                self._told.begin(chunk)
+            self.machine.take(chunk, now_ns, self._facts(now_ns))
 
     def continuation(self) -> Continuation | None:
         """What the decision that is about to begin continues; None: nothing."""
         self.deliver()
         return self.machine.continuation(self._now_ns())
 
-    def executed(self, row_ends_ns: Sequence[int]) -> np.ndarray | None:
-        """What was commanded at the end of each row: [rows, action_dim] float64.
+    def expect_gaps(self, gap_ns: int) -> None:
+        """Chunks come at most so long after the last one's end; what was done is asked for."""
+        self.machine.gap_ns = gap_ns
 
-        None where an output was not told, or forgotten: rows of before the node was active.
+    def executed(self, end_ns: int) -> np.ndarray | None:
+        """[rows, action_dim] float64, what was done with the chunk that ended then.
+
+        None where that is not known: rows of before the node was active.
         """
-        rows = [self._told.at(end_ns) for end_ns in row_ends_ns]
-        known = [row for row in rows if row is not None]
-        return np.stack(known) if len(known) == len(rows) and rows else None
+        self.deliver()
+        return self._told.executed(end_ns, self.machine.state == SAFE)
 
     def begun(self) -> None:
         """A timed decision was begun."""

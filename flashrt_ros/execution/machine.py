@@ -10,15 +10,15 @@ All times are integer nanoseconds of the node's clock. One thread drives a machi
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from flashrt_ros.execution.chunk import Chunk
 from flashrt_ros.execution.continuation import Continuation
+from flashrt_ros.execution.counters import Counters
 from flashrt_ros.execution.delay import Delay, begin_ns
 from flashrt_ros.execution.limits import Limited, Limits
 from flashrt_ros.execution.parameters import (
@@ -37,7 +37,6 @@ from flashrt_ros.execution.track import Track
 OFF, IDLE, RUNNING, SAFE = "off", "idle", "running", "safe"
 EXHAUSTED, CONTROLLER, LIMIT, DEACTIVATED = "exhausted", "controller", "limit", "deactivated"
 CAUSES = (EXHAUSTED, STALE, FAILED, CONTROLLER, LIMIT, DEACTIVATED)
-_JUMPS = 512  # hand-overs that the percentiles are taken over
 # Control periods that a hand-over may cost: one on the way, one until the controller looks, and one
 # in which a joint_trajectory_controller stands where it was. A step limit holds in what is left.
 _HAND_OVER = 3
@@ -46,7 +45,7 @@ _HAND_OVER = 3
 class Sink(Protocol):
     """Where commands go."""
 
-    def command(self, values: np.ndarray) -> None:
+    def command(self, now_ns: int, values: np.ndarray) -> None:
         """[action_dim] float64, now."""
 
     def trajectory(self, now_ns: int, points: Sequence[tuple[int, np.ndarray]]) -> None:
@@ -79,22 +78,6 @@ class Cause:
     text: str
 
 
-@dataclass
-class Counters:
-    """Totals since configure. Arrays are [action_dim]."""
-
-    chunks: int = 0
-    late_chunks: int = 0
-    skipped_rows: int = 0
-    commands: int = 0
-    trajectories: int = 0
-    safe: Counter[str] = field(default_factory=Counter)
-    beyond_range: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    beyond_step: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    jump_max: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    jumps: deque[np.ndarray] = field(default_factory=lambda: deque(maxlen=_JUMPS))
-
-
 class Machine:
     """Executes chunks.
 
@@ -125,6 +108,8 @@ class Machine:
         self.schedule = Schedule(
             strategy(config.strategy, config.interpolation, config.ensemble_decay)
         )
+        #: How long after a chunk's end the next may come; for policies that decide where it ends.
+        self.gap_ns = 0
         self.delay = Delay(round(config.delay_s * 1e9), config.delay_quantile)
         self._sink = sink
         self._on_safe = on_safe
@@ -245,11 +230,25 @@ class Machine:
             return self._failure
         if facts.stale and STALE in self.config.safe_causes:
             return Cause(STALE, facts.stale)
-        if empty:
-            return Cause(EXHAUSTED, "the last action of the schedule is over and no chunk is there")
+        if empty and not self._between(now_ns):
+            text = "the last action of the schedule is over and no chunk is there"
+            late = f" within {self.gap_ns * 1e-9:g} s" if self.gap_ns else ""
+            return Cause(EXHAUSTED, text + late)
         if self.config.measured and self.config.max_step and self._no_reference(now_ns, facts):
             return Cause(STALE, "no joint position is known to begin from")
         return None
+
+    def _between(self, now_ns: int) -> bool:
+        """Whether one chunk is over and the next may still come."""
+        newest = self.schedule.newest
+        return newest is not None and 0 <= now_ns - newest.end_ns < self.gap_ns
+
+    def _due(self, now_ns: int) -> np.ndarray | None:
+        """What to command now; between two chunks what the safe action would."""
+        due, newest = self.schedule.at(now_ns), self.schedule.newest
+        if due is None and newest is not None and self.config.safe_action == HOLD:
+            return np.zeros(len(self.config.names)) if self.config.velocity else newest.rows[-1]
+        return due
 
     def _no_reference(self, now_ns: int, facts: Facts) -> bool:
         """Whether an output has nothing to count a step from; each has its own last command."""
@@ -270,7 +269,7 @@ class Machine:
             points = self._points(now_ns, start, limited)
         value = None
         if self.config.commands_topic and command:
-            wanted = self.schedule.at(now_ns)
+            wanted = self._due(now_ns)
             if wanted is not None:
                 reference = facts.measured if self._last is None else self._last
                 limited.append(self._limits.apply(wanted, reference))
@@ -288,7 +287,7 @@ class Machine:
             self.counters.trajectories += 1
         self._unsent = False
         if value is not None:
-            self._send_command(value)
+            self._send_command(now_ns, value)
         return None
 
     def _points(
@@ -319,7 +318,7 @@ class Machine:
                 self._on_safe(cause, "")
             self._clear(keep_failure=True)
             if command and self.config.safe_action == HOLD and self.config.commands_topic:
-                self._hold_command()
+                self._hold_command(now_ns)
             return
         self._enter_safe(cause, now_ns, facts)
 
@@ -336,7 +335,7 @@ class Machine:
         config = self.config
         done: list[str] = []
         if config.safe_action == HOLD and config.commands_topic:
-            done += ["the last command is held"] if self._hold_command() else []
+            done += ["the last command is held"] if self._hold_command(now_ns) else []
         if config.trajectory_topic and config.safe_action in (HOLD, STOP_TRAJECTORY):
             told = self._track.at(now_ns)
             measured = facts.measured
@@ -351,14 +350,14 @@ class Machine:
                 done.append(f"a trajectory stops at the {where} position")
         return " and ".join(done) or "publishing is stopped"
 
-    def _hold_command(self) -> bool:
+    def _hold_command(self, now_ns: int) -> bool:
         held = np.zeros(len(self.config.names)) if self.config.velocity else self._last
         if held is not None:
-            self._send_command(held)
+            self._send_command(now_ns, held)
         return held is not None
 
-    def _send_command(self, values: np.ndarray) -> None:
-        self._sink.command(values)
+    def _send_command(self, now_ns: int, values: np.ndarray) -> None:
+        self._sink.command(now_ns, values)
         self._last = values
         self.counters.commands += 1
 

@@ -54,7 +54,7 @@ class Outputs:
             self.close()
             raise
 
-    def command(self, values: np.ndarray) -> None:
+    def command(self, now_ns: int, values: np.ndarray) -> None:
         """Send the action that is due."""
         self._publishers["output.commands.topic"].publish(Float64MultiArray(data=_doubles(values)))
 

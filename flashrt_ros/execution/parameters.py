@@ -26,6 +26,7 @@ CLAMP, STOP_ON_VIOLATION = "clamp", "stop"
 HOLD, STOP, STOP_TRAJECTORY = "hold", "stop", "stop_trajectory"
 STALE, FAILED = "stale", "failed"
 DELTA, VELOCITY = "delta", "velocity"
+DEFAULT_GAP_S = 5.0
 
 
 def _row(name: str, kind: str, default: Any, doc: str, **more: Any) -> dict[str, Any]:
@@ -47,7 +48,8 @@ ROWS: tuple[dict[str, Any], ...] = (
          " the checks behind the safe action.", unit="Hz", bounds=(1.0, 1000.0)),
     _row("execution.strategy", "string", REPLACE, "What is due where chunks"
          " overlap: what the newest says, or the weighted mean of all; or what the newest says,"
-         " which is decided so that it continues the one before.", choices=STRATEGIES),
+         " which continues the one before by how it is decided (`real_time_chunking`, of `pi05` and"
+         " `groot_n17`).", choices=STRATEGIES),
     _row("execution.ensemble_decay", "float", 0.01, "Decay of the weights of"
          " `temporal_ensemble` from the oldest chunk to the newest; below 0 the newest weighs"
          " most.", bounds=(-10.0, 10.0)),
@@ -66,6 +68,9 @@ ROWS: tuple[dict[str, Any], ...] = (
          bounds=(0.0, 60.0)),
     _row("execution.delay_quantile", "float", 0.95, "Quantile of the last 64"
          " measured delays that is reckoned with.", bounds=(0.01, 1.0)),
+    _row("execution.gap_s", "float", DEFAULT_GAP_S, "Of a policy that decides where a chunk ends:"
+         " how long after that the next chunk may come. One that is later counts as"
+         " `deadline_missed`, and has the safe action taken.", unit="s", bounds=(0.001, 3600.0)),
     _row("limits.lower", "float[]", (), "Smallest value of each action that"
          " an output may send, in the order of `action.names`; empty: none. In a file, give every"
          " number a decimal point.",
@@ -104,7 +109,8 @@ _OF_STRATEGIES = {
     "execution.ensemble_decay": TEMPORAL_ENSEMBLE,
     "execution.rtc.decay": REAL_TIME_CHUNKING,
 }
-_OF_OUTPUTS = {row["name"]: row["default"] for row in ROWS if row["name"] not in _TOPICS}
+_OF_ALL = (*_TOPICS, "execution.gap_s")
+_OF_OUTPUTS = {row["name"]: row["default"] for row in ROWS if row["name"] not in _OF_ALL}
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,7 @@ class ExecutionConfig:
     replan_rows: int
     delay_s: float
     delay_quantile: float
+    gap_s: float
     lower: tuple[float, ...]
     upper: tuple[float, ...]
     max_step: tuple[float, ...]

@@ -64,6 +64,7 @@ class NodeConfig:
     tokenizer: str
     state_in_prompt: bool
     embodiment: int
+    settings: tuple[str, ...]
     cameras: tuple[CameraConfig, ...]
     joints_topic: str
     joints_names: tuple[str, ...]

@@ -23,13 +23,14 @@ TABLE: tuple[Param, ...] = (
           " and in `calibration`, `norm_stats` and `tokenizer`, `package://<package>/<path>` is a"
           " place in a ROS package's share."),
     Param("numerics", "string", "", "Whose roundings and conventions to follow (docs/numerics.md):"
-          " a profile, single switches behind it; empty: as the checkpoint's origin says."),
+          " a profile, single switches behind it; empty: as the checkpoint's origin says. Of"
+          " `pi05` and `groot_n17`."),
     Param(
         "device", "string", "cpu", "Device that runs the stages; configure fails where it is"
         " missing.", choices=("cpu", "cuda"),
     ),
-    Param("precision", "string", "fp32", "Precision plan of the stages: `fp32`, `bf16`, `fp8`, or a"
-          " YAML file (docs/numerics.md)."),
+    Param("precision", "string", "fp32", "Precision plan of the stages: `fp32`, `bf16`, `fp8`, of"
+          " `lingbot_va` also `int4` and `fp8_int4`, or a YAML file (docs/numerics.md)."),
     Param("calibration", "string", "", "Scales of an `fp8` plan, and how much the columns of"
           " 4-bit weights count: a file of `flashrt calibrate`; empty: where that command puts"
           " it."),
@@ -55,8 +56,10 @@ TABLE: tuple[Param, ...] = (
           bounds=(1, 64)),
     Param("capsule_slots", "int", 4, "Capsules that fit at once; allocated at configure.",
           bounds=(0, 1024)),
-    Param("horizon", "int", 0, "Actions in a chunk; 0 takes the policy's own.", bounds=(0, 4096)),
-    Param("steps", "int", 0, "Flow-matching steps; 0 takes the policy's own.", bounds=(0, 1024)),
+    Param("horizon", "int", 0, "Actions in a chunk; 0 takes the policy's own. Of `lingbot_va` it"
+          " follows from `frames` and `frame_rows` (`settings`).", bounds=(0, 4096)),
+    Param("steps", "int", 0, "Flow-matching steps, of `lingbot_va` those of the video; 0 takes the"
+          " policy's own.", bounds=(0, 1024)),
     Param(
         "prompt_buckets", "int[]", (), "Prompt lengths to capture, in tokens; empty takes the"
         " policy's own.", unit="tokens", bounds=(1, 65536),
@@ -66,18 +69,23 @@ TABLE: tuple[Param, ...] = (
     Param(
         "camera_bytes", "int", 0, "Room for a raw image: images of so many bytes or fewer go to the"
         " device as they come and are decoded and resized there, with the same result; larger ones"
-        " the host resizes. 0: the host does it always, which is faster on `cpu`.",
+        " the host resizes. 0: the host does it always, which is faster on `cpu`. Of `pi05`"
+        " alone.",
         unit="bytes", bounds=(0, 1 << 28),
     ),
-    Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json, NVIDIA's"
-          " statistics.json); empty: those of the checkpoint."),
+    Param("norm_stats", "string", "", "Normalisation statistics (openpi's norm_stats.json, of"
+          " `groot_n17` NVIDIA's statistics.json); empty: those of the checkpoint."),
     Param("tokenizer", "string", "", "Text encoding (SentencePiece model, or tokenizer.json);"
           " empty: the one in the checkpoint's folder, for random weights a small one that ships."),
     Param("state_in_prompt", "bool", True, "The policy reads the robot's state from its prompt;"
-          " false for a checkpoint that was trained without it."),
-    Param("embodiment", "int", -1, "Slot of the network's projections that this robot has, for a"
-          " policy with several; -1: the checkpoint's only one, else the preset's.",
-          bounds=(-1, 1023)),
+          " false for a checkpoint that was trained without it. Of `pi05` alone."),
+    Param("embodiment", "int", -1, "Slot of the network's projections that this robot has; -1: the"
+          " checkpoint's only one, else the preset's. Of `groot_n17` alone.", bounds=(-1, 1023)),
+    Param("settings", "string[]", (), "Further values of the policy's configuration, `name=value`"
+          " each, over what checkpoint and preset say: `[action_steps=20, \"channels=0,2,4\"]`."
+          " `flashrt inspect <policy> --json` lists them under `config`, those of a part with its"
+          " name and `_` in front. What a robot of `lingbot_va` needs where its folder does not"
+          " say: `channels`, `tee`, `frame_rows`, `action_steps`, `guidance`."),
     Param("cameras", "string[]", (), "Keys of the cameras; each names a group `camera.<key>`."),
     Param(_GROUP + "topic", "string", "", "Image topic, by the name of its raw images. Must be"
           " set."),
@@ -94,8 +102,9 @@ TABLE: tuple[Param, ...] = (
     Param(_GROUP + "max_age_s", "float", 0.5, "Oldest image that a decision may use.", unit="s",
           bounds=(0.001, 86400.0)),
     Param(_GROUP + "on_missing", "string", "wait", "While there is no image of that age: decide"
-          " nothing (`wait`), go on with this view masked (`hold`), or stop, which is an error and"
-          " refuses ~/decide at once, until there is one again (`stop`).", choices=ON_MISSING),
+          " nothing (`wait`), go on with this view masked (`hold`, of `pi05` alone), or stop, which"
+          " is an error and refuses ~/decide at once, until there is one again (`stop`).",
+          choices=ON_MISSING),
     Param("joints.topic", "string", "joint_states", "sensor_msgs/JointState topic."),
     Param("joints.names", "string[]", (), "Joints in the order of the policy's state. Messages are"
           " reordered by name and further joints ignored; empty: the policy gets no joint state."),
@@ -113,7 +122,7 @@ TABLE: tuple[Param, ...] = (
     Param("action.names", "string[]", (), "Name of each action; empty takes `joints.names`."),
     Param("action.relative", "string[]", (), "Actions that the network gives relative to the"
           " observed state of the same index: it is added to them. Empty: as the checkpoint says;"
-          " [none]: no action, whatever it says."),
+          " [none]: no action, whatever it says. Of `pi05` and `groot_n17`."),
     Param("action.kind", "string", "absolute", "What an action means: a set point, a change of the"
           " observed state, or a velocity.", choices=ACTION_KINDS),
     Param("action.dt_s", "float", 0.02, "Time from one action of a chunk to the next.", unit="s",

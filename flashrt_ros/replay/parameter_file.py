@@ -121,7 +121,7 @@ def read_parameters(path: Path, node: str = "policy") -> ParameterFile:
             got=reason,
             remedy="name the file that the node runs with, or one like those in config/",
         ) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise OptionError(f"parameter file '{path}'", expected="YAML", got=error) from None
     values: dict[str, Any] = {}
     for key, body in (document if isinstance(document, dict) else {}).items():

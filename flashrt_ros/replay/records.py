@@ -35,6 +35,11 @@ class ChunkRecord:
     actions: NDArray[np.float32]
 
     @property
+    def end_ns(self) -> int:
+        """When its last row is over."""
+        return self.first_action_ns + len(self.actions) * self.dt_ns
+
+    @property
     def newest_age_ms(self) -> float:
         """Age of the newest input when the chunk was made; ``age_ms`` is that of the oldest."""
         return self.age_ms - (self.stamp_ns - self.oldest_ns) / 1e6

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypeVar
@@ -41,6 +42,9 @@ def summarise(run: RunRecord) -> dict[str, Any]:
     Latencies and ages are in ms, rates in Hz; ``chunk_jump`` is in the units of each action.
     """
     chunks, timings = unique(run.chunks), unique(run.timings)
+    # An episode's first chunk may have fewer rows than the others.
+    counted = Counter(chunk.actions.shape for chunk in chunks).most_common()
+    shapes, others = [shape for shape, _ in counted], dict(counted[1:])
     counts = node_counts(run.diagnostics, run.play.sent)
     missing = gaps(chunks)
     latency = {part: statistics(t.parts_ms[part] for t in timings) for part in PARTS}
@@ -54,7 +58,8 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "recorded_seconds": round(run.recorded_seconds, 3),
         "speed": round(run.recorded_seconds / run.play.seconds, 3) if run.play.seconds else 0.0,
         "decisions": len(chunks),
-        "chunk_shape": list(chunks[0].actions.shape) if chunks else [],
+        "chunk_shape": list(shapes[0]) if shapes else [],
+        "other_chunks": {_times(shape): count for shape, count in others.items()},
         "action_names": list(chunks[0].names) if chunks else [],
         "policy": chunks[0].policy if chunks else "",
         "fingerprint": chunks[0].fingerprint if chunks else "",
@@ -162,7 +167,8 @@ def render(report: Mapping[str, Any], checks: Mapping[str, bool] | None = None) 
         cells = [f"{values[c]:.2f}" if values else "-" for c in ("p50", "p95", "p99", "max")]
         table.add_row(name, *cells, style="bold" if name == "total" else None)
     facts = Table.grid(padding=(0, 2))
-    shape = " x ".join(map(str, report["chunk_shape"])) or "none"
+    shape = _times(report["chunk_shape"]) or "none"
+    shape += "".join(f" ({count} of {other})" for other, count in report["other_chunks"].items())
     missed = report["deadline_missed"]
     facts.add_row(
         "decisions", f"{report['decisions']}, chunks of {shape}, deadline missed {missed} times"
@@ -190,6 +196,10 @@ def render(report: Mapping[str, Any], checks: Mapping[str, bool] | None = None) 
         mark = Text("yes", style="green") if passed else Text("NO", style="bold red")
         facts.add_row(name.replace("_", " "), mark)
     return Group(table, facts)
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _counted(total: int, parts: Mapping[str, int]) -> str:

@@ -9,18 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flashrt_core.policies import find_policy
+
 from .bag import Bag, Route
 from .client import PolicyClient
+from .messages import sound_messages
 from .node_process import NodeProcess
 from .parameter_file import ParameterFile
 from .player import Player
 from .progress import Phase
 from .records import ChunkRecord, PlayRecord, RunRecord, TimingRecord
 from .report import statistics
-from .step import Stepper, steps
+from .step import Step, Stepper, steps
 
 # Step mode decides this often where the parameter file decides on request only.
 DEFAULT_HZ = 10.0
+_LOOK_S = 0.001  # at every tick, for pictures on the way through a chunk
+_CHUNK_S = 10.0  # to wait for a chunk that is due
 _PATIENCE_S = 0.25  # least time to wait for a chunk, where the replay waits at all
 
 
@@ -94,7 +99,9 @@ def run_timed(bag: Bag, settings: Settings, rate: float, phase: Phase) -> RunRec
     with live_node(bag, settings) as live:
         client = live.client
         period_ns = round(1e9 / (settings.parameters.config.rate_hz or DEFAULT_HZ))
-        follower = Follower(client.timings, bag.start_ns, period_ns)
+        follower: Callable[[int], None] = Follower(client.timings, bag.start_ns, period_ns)
+        if looks_back(settings):
+            follower = ChunkFollower(client.chunks, follower, period_ns)
 
         def show(seconds: float) -> None:
             recent = statistics(t.total_ms for t in client.timings[-50:])
@@ -149,6 +156,45 @@ class Follower:
         return max(_PATIENCE_S, 4e-3 * max(recent, default=0.0))
 
 
+class ChunkFollower:
+    """Waits for the next chunk behind the end of each, where decisions build on each other.
+
+    Args:
+        chunks: as they arrive; some other thread appends.
+        first: waits for the first.
+        period_ns: in which the node looks whether a chunk is over.
+    """
+
+    def __init__(
+        self, chunks: Sequence[ChunkRecord], first: Callable[[int], None], period_ns: int
+    ) -> None:
+        self._chunks = chunks
+        self._first = first
+        self._period_ns = period_ns
+        self._missed = 0  # chunks when the next did not come
+
+    def __call__(self, time_ns: int) -> None:
+        """The node's clock shows ``time_ns``."""
+        seen = len(self._chunks)
+        if not seen:
+            self._first(time_ns)
+            return
+        time.sleep(_LOOK_S)
+        due = time_ns >= self._chunks[-1].end_ns + self._period_ns
+        if not due or seen == self._missed:
+            return
+        limit = time.monotonic() + _CHUNK_S
+        while len(self._chunks) == seen and time.monotonic() < limit:
+            time.sleep(0.0005)
+        if len(self._chunks) == seen:
+            self._missed = seen
+
+
+def looks_back(settings: Settings) -> bool:
+    """Whether the decisions of its policy build on each other."""
+    return find_policy(settings.parameters.config.policy).looks_back
+
+
 def run_steps(
     bag: Bag,
     settings: Settings,
@@ -163,18 +209,21 @@ def run_steps(
     """
     start = time.monotonic()
     rate_hz = settings.parameters.config.rate_hz or DEFAULT_HZ
-    total = limit or max(1, int(bag.seconds * rate_hz))
     with live_node(bag, settings, rate_hz=0.0) as live:
-        chunks = Stepper(live.client, live.player).run(
-            steps(bag, live.routes, rate_hz, live.player.malformed),
-            limit,
-            lambda count, _: phase(count / total, f"{count} decisions"),
-        )
+        stepper, malformed = Stepper(live.client, live.player), live.player.malformed
+
+        def told(count: int, step: Step) -> None:
+            share = (step.time_ns - bag.start_ns) * 1e-9 / max(bag.seconds, 1e-9)
+            phase(min(1.0, max(share, count / limit if limit else 0.0)), f"{count} decisions")
+
+        if looks_back(settings):
+            chunks = stepper.walk(sound_messages(bag, live.routes, malformed), limit, told)
+        else:
+            chunks = stepper.run(steps(bag, live.routes, rate_hz, malformed), limit, told)
         then(live)
         _collect(live)
         seconds = time.monotonic() - start
-        sent, malformed = dict(live.player.sent), dict(live.player.malformed)
-        played = PlayRecord(sent, seconds, malformed=malformed)
+        played = PlayRecord(dict(live.player.sent), seconds, malformed=dict(malformed))
         return _record(bag, settings, "step", 0.0, live, played), chunks
 
 

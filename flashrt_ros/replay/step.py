@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from .records import ChunkRecord
 # A lost or an early message is offered again this often before the step fails.
 _ATTEMPTS = 8
 _WAIT_S = 0.5
+_LATE, _STALE = Decide.Response.TIMEOUT, Decide.Response.STALE_INPUT
+_UNDER_WAY = Decide.Response.WRONG_STATE  # a chunk is, as the node is active
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,69 @@ class Stepper:
                 progress(index + 1, step)
         return chunks
 
+    def walk(
+        self,
+        messages: Iterable[Message],
+        limit: int | None = None,
+        progress: Callable[[int, Step], None] | None = None,
+    ) -> list[ChunkRecord]:
+        """As :meth:`run`, for a policy that looks back: it decides where each chunk ends, and every
+        message until then reaches the node by itself, in the order of the bag.
+        """
+        names = {route.topic: route.input.name for route in self._player.routes}
+        newest: dict[str, Message] = {}
+        chunks: list[ChunkRecord] = []
+        due_ns: int | None = None
+
+        def due() -> bool:
+            return due_ns is not None and (limit is None or len(chunks) < limit)
+
+        def decide() -> int:
+            step = Step(due_ns or 0, _pairs(names, newest))
+            chunks.append(self.decide(step))
+            if progress is not None:
+                progress(len(chunks), step)
+            return chunks[-1].end_ns
+
+        for message in messages:
+            while due() and message.time_ns > (due_ns or 0):
+                due_ns = decide()
+            if limit is not None and len(chunks) >= limit:
+                return chunks
+            newest[message.topic] = message
+            if due_ns is None and len(newest) == len(names):
+                due_ns = message.time_ns
+            elif chunks and message.time_ns < (due_ns or 0):
+                self._offer(names[message.topic], message)
+        last_ns = max((message.time_ns for message in newest.values()), default=0)
+        if due() and last_ns >= (due_ns or 0):
+            decide()
+        return chunks
+
+    def _offer(self, name: str, message: Message) -> None:
+        """Give the node a message in mid-chunk, and have it look at it before the next one.
+
+        Asked to decide, it answers that the chunk is under way as soon as it has that message.
+        """
+        response = None
+        for _ in range(_ATTEMPTS):
+            self._player.tick(message.time_ns)
+            time.sleep(0.001)
+            self._player.tick(message.time_ns)
+            self._player.publish(message)
+            self._offered[name] = message
+            limit = time.monotonic() + _WAIT_S
+            while time.monotonic() < limit:
+                response = self._client.decide([(name, message.stamp_ns)], timeout_s=0.0)
+                if response.error_code == _UNDER_WAY:
+                    return
+                if response.error_code not in (_LATE, _STALE):
+                    raise _refused(f"message at {message.time_ns / 1e9:.3f} s of the bag", response)
+                time.sleep(0.001)
+            if response is not None and response.error_code == _STALE:
+                return  # it is there, another input is not: there is nothing to look at
+        raise _refused(f"message at {message.time_ns / 1e9:.3f} s of the bag", response)
+
     def decide(self, step: Step) -> ChunkRecord:
         """The chunk of one step; NodeCallError when the node does not give it."""
         response = None
@@ -105,7 +170,7 @@ class Stepper:
             response = self._client.decide(step.stamps(), timeout_s=_WAIT_S)
             if response.error_code == Decide.Response.NONE:
                 return self._checked(step, ChunkRecord.of(response.chunk))
-            if response.error_code not in (Decide.Response.TIMEOUT, Decide.Response.STALE_INPUT):
+            if response.error_code not in (_LATE, _STALE, _UNDER_WAY):
                 break
         raise _refused(f"decision at {step.time_ns / 1e9:.3f} s of the bag", response)
 

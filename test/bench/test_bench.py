@@ -217,11 +217,11 @@ def test_the_options_of_a_plan_reach_what_measures_it(
     part = "capsule" if name == "capsule_command" else "decision"
     what = "run_capsule_bench" if part == "capsule" else "run_bench"
     monkeypatch.setattr(f"flashrt_core.bench.{name}.{what}", lambda all, _: given.append(all))
-    words = "--steps 2 --cases 1x48x4 --state-dim 3 --no-state-in-prompt --camera-bytes 9"
+    words = "--steps 2 --cases 1x48x4 --state-dim 3 --no-state-in-prompt --camera-bytes 150528"
     assert run(lambda: app(["bench", part, *words.split()])) == 0
     (options,) = given
     assert options.plan == plan(
-        steps=2, state_dim=3, extra={"state_in_prompt": False}, camera_bytes=9
+        steps=2, state_dim=3, extra={"state_in_prompt": False}, camera_bytes=150528
     )
     assert options.cases == (Case(1, 48, 4, steps=2),)
     assert run(lambda: app(["bench", part, "--calibration", "x.json"])) == USER_ERROR

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
 from flashrt_core.bench.capsules import EPISODE_WAYS, WAYS, StepTables
-from flashrt_core.bench.case import Case
+from flashrt_core.bench.case import Case, default_cases, steps_of
 from flashrt_core.capsule.store import CapsuleStore
 from flashrt_core.cli.main import USER_ERROR, app, run
 from flashrt_core.errors import NumericsError, OptionError
 from flashrt_core.load import LoadOptions
+from flashrt_core.policies import find_policy
 
 TIMES = (
     *("snapshot_us", "restore_us", "switch_us", "fork_us", "to_host_us", "to_device_us"),
@@ -133,13 +134,29 @@ def test_commands(
     assert said in " ".join((captured.out + captured.err).replace("│", " ").split())
 
 
-def test_an_episode_of_a_policy_that_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "tiny", "base"),
+    [
+        ("pi05", Case(2, 32, 10, 10), Case(1, 48, 10, 10)),
+        ("groot_n17", Case(2, 64, 10, 4), Case(1, 32, 40, 4)),
+        ("lingbot_va", Case(2, 32, 8, 3), Case(2, 64, 16, 20)),
+    ],
+)
+def test_a_preset_has_its_own_case_and_steps(policy: str, tiny: Case, base: Case) -> None:
+    named = find_policy(policy).measures.cases
+    assert default_cases(LoadOptions(policy=policy), named) == (tiny,)
+    assert default_cases(LoadOptions(policy=policy, preset="base"), named)[0] == base
+    assert steps_of(LoadOptions(policy=policy)) == tiny.steps
+    (asked,) = default_cases(LoadOptions(policy=policy, steps=2), named)
+    assert asked.steps == steps_of(LoadOptions(policy=policy, precision="fp32,bf16", steps=2)) == 2
+
+
+def test_an_episode_of_a_policy_that_looks_back() -> None:
     """Every way back to its next decision has the same bits, the whole episode again too."""
-    monkeypatch.setattr("flashrt_core.bench.capsules.CHUNKS", 5)
     console = Console(file=io.StringIO(), width=100)
-    case = Case(1, 32, 8, steps=1)
-    result = run_capsule_bench(options(policy="lingbot_va", cases=(case,), trials=1), console)
+    result = run_capsule_bench(options(policy="lingbot_va", cases=(), trials=1, steps=1), console)
+    assert "case 2x32x8: 0 of 1 trials" in console.file.getvalue()  # type: ignore[attr-defined]
     (found,) = result["cases"]
     assert found["bit_exact"] and found["equal"] == dict.fromkeys(EPISODE_WAYS, 1)
-    assert found["chunks"] == 5 and found["bytes"] > 10_000
+    assert found["chunks"] == 4 and found["bytes"] > 10_000
     assert found["rebuild_ms"]["p50"] > found["restored_ms"]["p50"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from typing import Any
 
 import pytest
 
+from flashrt_core.capsule.file import MAGIC
 from flashrt_core.errors import CapsuleError
 from flashrt_core.session import Session
 
@@ -30,3 +32,11 @@ def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
     header_bytes = PREFIX.unpack(data[: PREFIX.size])[2]
     end = PREFIX.size + header_bytes
     return json.loads(data[PREFIX.size : end]), data[end:-32]
+
+
+def signed(document: Any, payload: bytes) -> bytes:
+    """A file with that header, whose checksum fits."""
+    header = document if isinstance(document, bytes) else json.dumps(document).encode()
+    size = PREFIX.size + len(header) + len(payload) + 32
+    content = PREFIX.pack(MAGIC, 1, len(header), size) + header + payload
+    return content + hashlib.sha256(content).digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
 from collections.abc import Callable
@@ -16,15 +15,7 @@ from flashrt_core.capsule.file import LARGEST, MAGIC, parse
 from flashrt_core.errors import CapsuleError
 from flashrt_core.session import Session
 
-from .capsules import PREFIX, refused, taken_apart
-
-
-def signed(document: Any, payload: bytes) -> bytes:
-    """A file with that header, whose checksum fits."""
-    header = document if isinstance(document, bytes) else json.dumps(document).encode()
-    size = PREFIX.size + len(header) + len(payload) + 32
-    content = PREFIX.pack(MAGIC, 1, len(header), size) + header + payload
-    return content + hashlib.sha256(content).digest()
+from .capsules import PREFIX, refused, signed, taken_apart
 
 
 class TestDamage:

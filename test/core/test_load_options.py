@@ -13,7 +13,14 @@ import pytest
 from flashrt_core.engine import Engine
 from flashrt_core.errors import CapsuleError, FlashRTError, InputError, OptionError, SessionError
 from flashrt_core.load import LoadOptions, configuration, describe, load, qualifier
-from flashrt_core.load_options import checked
+from flashrt_core.load_options import (
+    OPTIONS_OF_SOME,
+    calibrate_command,
+    checked,
+    parse_settings,
+    settings_of,
+)
+from flashrt_core.policies import REGISTRY, find_policy
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
 
@@ -209,3 +216,39 @@ def test_observations_of_other_types(seen: Observation, said: str) -> None:
         session.decide(seen)
     assert "\n" not in str(error.value)
     session.engine.close()
+
+
+def test_settings_are_values_of_the_configuration() -> None:
+    texts = ["channels=0,2, 4", "tee = 1", "guidance=-1.5e-1", "flag=true", "one=3,", "name=a.b"]
+    found = parse_settings([*texts, "tee=0"])
+    assert found == {
+        "channels": (0, 2, 4),
+        "tee": 0,
+        "guidance": -0.15,
+        "flag": True,
+        "one": (3,),
+        "name": "a.b",
+    }
+    assert parse_settings(settings_of(found)) == found
+    for wrong in ("channels", "=3", "tee=", "a b=3"):
+        with pytest.raises(OptionError, match="option 'settings': expected name=value of the"):
+            parse_settings([wrong])
+    command = calibrate_command(LoadOptions(extra={"tee": 1, "embodiment": 2}))
+    assert "--set tee=1" in command and "--set embodiment" not in command
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_an_option_that_a_policy_lacks_is_named_and_no_size_of_its_network(name: str) -> None:
+    policy = find_policy(name)
+    known = {each.name for each in fields(policy.config("tiny"))}
+    given = {"numerics": "exact", "camera_bytes": 9, "state_in_prompt": False, "embodiment": 1}
+    assert given.keys() == OPTIONS_OF_SOME.keys()
+    for option in given.keys() - known:
+        whole = {option: given[option]}
+        asked = whole if hasattr(LoadOptions, option) else {"extra": whole}
+        with pytest.raises(OptionError) as told:
+            configuration(LoadOptions(policy=name, **asked))
+        assert str(told.value) == (
+            f"option '{option}': expected nothing: policy '{name}' has none, got {given[option]}; "
+            f"{OPTIONS_OF_SOME[option]}"
+        )

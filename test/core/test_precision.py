@@ -80,6 +80,8 @@ def test_a_table_is_a_plan_like_a_preset(tmp_path: Path) -> None:
         ),
         ("base: bf16\nbase: fp32", "expected YAML, got 'base' stands twice"),
         ("base: bf16\nsites: {'*': bf16, last: bf16, '*': fp8}", "'.' stands twice"),
+        ("? [a]\n: bf16", "expected YAML, got a key that is no text"),
+        ("base: bf16\nsites: {? {a: b} : fp8}", "expected YAML, got a key that is no text"),
         ("base: 2020-99-99", "expected YAML, got month must be"),
         ("base: " + "[" * 5000, "expected YAML"),
     ],

@@ -135,6 +135,7 @@ class ToyProcessor:
     state_dim: int = 3
     action_dim: int = 2
     relative: tuple[int, ...] = ()
+    square = False
     identity: Mapping[str, str] = field(default_factory=lambda: {"state": "as it is"})
 
     def check_prompt(self, text: str) -> None:

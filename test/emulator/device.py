@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from flashrt_core.devices.cuda_library import Packed, sizes
+from flashrt_core.devices.cuda_transfer import THREADS, CudaTransfer, Parameters
+from flashrt_core.devices.transfer import Rows, pieces
 from flashrt_core.kernels.forms import FORMS
 from flashrt_core.kernels.launch import Size, Way, refuse_low_bit
 from flashrt_core.kernels.maths import ACTIVATIONS
@@ -189,19 +191,23 @@ class EmulatedLauncher:
         ):
             if wrong:
                 raise EmulationError(f"kernel {kernel!r}: {what}")
-        packed = Packed(self._driver, args)
-        kept = [arg for arg in args if isinstance(arg, Tensor)]
+        held = [
+            arg if isinstance(arg, ctypes.Structure) else Packed(self._driver, [arg]).values[0]
+            for arg in args
+        ]
+        table = (ctypes.c_void_p * max(1, len(held)))(*map(ctypes.addressof, held))
+        kept = (held, *(arg for arg in args if isinstance(arg, Tensor)))
         numbers = (ctypes.c_uint * 9)(*shape)
 
         def step() -> None:
             message = ctypes.create_string_buffer(_MESSAGE)
             result = _machine()(
-                declared.run, packed.address, numbers, shared_bytes,
+                declared.run, ctypes.addressof(table), numbers, shared_bytes,
                 self.workers, self.order, message, _MESSAGE,
             )  # fmt: skip
             if result:
                 raise EmulationError(f"kernel {kernel!r}: {message.value.decode()}")
-            assert kept is not None
+            assert kept  # what the addresses are of lives as long as the step
 
         self._keep(kernel, step)
 
@@ -326,6 +332,16 @@ class EmulatedDevice:
         """Runs what was captured, one launch after another."""
         for step in program.steps:
             step()
+
+    def plan(self, copies: Sequence[Rows]) -> CudaTransfer:
+        """What one launch of the kernel of copies takes."""
+        parameters = Parameters(pieces(copies))
+        return CudaTransfer(tuple(copies), "copy_pieces", (), False, parameters=parameters)
+
+    def transfer(self, planned: CudaTransfer) -> None:
+        """Copies, by a few blocks: the kernel takes any number."""
+        self.launcher.launch("copy_pieces", 3, THREADS, (planned.parameters.plan,))
+        self.launcher.steps[-1]()
 
     def synchronize(self) -> None:
         """Nothing is under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def plan(**changes: Any) -> LoadOptions:
 class Draughtsman:
     """Draws the square by what it is told of the episode; shakes by the noise it is given."""
 
-    name, fingerprint, noise_shape = "draughtsman", "", (10, 2)
+    name, fingerprint, noise_shape, stride = "draughtsman", "", (10, 2), 0
 
     def __init__(self, shake: float = 0.0) -> None:
         self.shake = shake
@@ -35,7 +36,12 @@ class Draughtsman:
     def begin(self, instruction: str) -> None:
         self.instruction = instruction
 
-    def decide(self, observation: Observation, noise: np.ndarray | None) -> np.ndarray:
+    def look(self, images: Mapping[str, np.ndarray]) -> None:
+        raise AssertionError("it does not look back")
+
+    def decide(
+        self, observation: Observation, noise: Any, executed: np.ndarray | None = None
+    ) -> np.ndarray:
         assert noise is not None and observation.state is not None
         self.seen.append((observation, noise))
         turns = (observation.stamp_ns // 100_000_000 + np.arange(10)) // 5 % 4

@@ -88,6 +88,10 @@ def test_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["nowhere"], "shipped one"),
         ([str(FOLDER), "--forks", "1"], "--forks"),
+        (
+            [str(FOLDER), "--policy", "lingbot_va", "--replan-rows", "4"],
+            "--replan-rows': expected none: policy 'lingbot_va' decides where a chunk ends, got 4",
+        ),
         ([str(FOLDER), "--replan-rows", "11"], "--replan-rows': expected at most 10"),
         (
             [str(FOLDER), "--horizon", "3"],

@@ -158,6 +158,30 @@ def test_a_task_is_asked_first_whether_the_machine_will_do(
     assert code == USER_ERROR and "check() of task" in err and "OSError: no joystick" in err
 
 
+@pytest.mark.parametrize(
+    ("found", "got"),
+    [("(np.zeros(2), np.zeros(3))", "tuple"), ("{'a': 1}", "dict"), ("None", "NoneType")],
+)
+def test_a_state_to_save_is_an_array(folder: Path, found: str, got: str) -> None:
+    method = f"    def save(self):\n        return {found}\n\n    def close"
+    (folder / "__init__.py").write_text(WHOLE.replace("    def close", method))
+    with pytest.raises(TaskError, match=rf"save\(\) of episode 1 of .*an array .*got {got}; put"):
+        find_task(str(folder)).task.start(1).save()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('{"base_0_rgb": np.zeros((8, 8, 3), np.uint8)}', "7", "got images that are a int"),
+        ("np.zeros(2, np.float32))", "[[1.0], [1.0, 2.0]])", "got a state that is no array"),
+    ],
+)
+def test_an_observation_of_another_kind(folder: Path, old: str, new: str, said: str) -> None:
+    (folder / "__init__.py").write_text(WHOLE.replace(old, new))
+    with pytest.raises(TaskError, match=said):
+        find_task(str(folder)).task.start(1).observation()
+
+
 def test_numbers_of_numpy_will_do(folder: Path) -> None:
     text = WHOLE.replace('"mine", 0.1', '"mine", np.float32(0.1)')
     text = text.replace("return self.time_s >= 1.0", "return np.bool_(self.time_s >= 1.0)")

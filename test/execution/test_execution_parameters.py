@@ -132,7 +132,11 @@ def test_what_only_an_output_heeds_is_refused_without_one(
 def test_every_parameter_of_the_outputs_is_in_the_test_above() -> None:
     mark = test_what_only_an_output_heeds_is_refused_without_one.pytestmark[0]  # type: ignore[attr-defined]
     tested = {case[0] for case in mark.args[1]}
-    assert tested == NAMES - {"output.trajectory.topic", "output.commands.topic"}
+    assert tested == NAMES - {
+        "output.trajectory.topic",
+        "output.commands.topic",
+        "execution.gap_s",
+    }
 
 
 def test_real_time_chunking_is_a_plan_that_can_and_a_policy_that_can(

@@ -35,7 +35,7 @@ class Robot:
         self.machine = Machine(config, self, self._on_safe, lambda: self.said.append("running"))
         self.machine.start()
 
-    def command(self, values: np.ndarray) -> None:
+    def command(self, now_ns: int, values: np.ndarray) -> None:
         assert np.isfinite(values).all()
         self.sent.append(("command", values.tolist()))
 

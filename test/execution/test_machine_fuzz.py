@@ -24,7 +24,7 @@ class Recorder:
         self.last: np.ndarray | None = None
         self.commands = 0
 
-    def command(self, values: np.ndarray) -> None:
+    def command(self, now_ns: int, values: np.ndarray) -> None:
         assert self.open, "nothing leaves while the node is not active"
         assert np.isfinite(values).all()
         if self.last is not None:

@@ -36,7 +36,7 @@ class Arm:
     def __init__(self) -> None:
         self.path: list[np.ndarray] = []
 
-    def command(self, values: np.ndarray) -> None:
+    def command(self, now_ns: int, values: np.ndarray) -> None:
         self.path.append(values)
 
     def trajectory(self, *_: Any) -> None:

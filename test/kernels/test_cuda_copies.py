@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flashrt_core.devices.transfer import Rows
-from test.gpu import count_calls, requires_gpu
+from test.gpu import EMULATED, PLACE, count_calls, kernel_device, runs_kernels, synchronize
 
-pytestmark = requires_gpu
+pytestmark = runs_kernels
 
 BYTES = 1 << 20
 LARGE = 20_971_520
@@ -20,17 +20,23 @@ LARGE = 20_971_520
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    from flashrt_core.devices.cuda import CudaDevice
-
-    device = CudaDevice()
-    yield device
-    device.close()
+    with kernel_device() as device:
+        yield device
 
 
 def memory(nbytes: int, seed: int) -> Tensor:
     """Bytes of their own, at an address that is a multiple of 512."""
-    draw = torch.Generator("cuda").manual_seed(seed)
-    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda", generator=draw)
+    draw = torch.Generator(PLACE).manual_seed(seed)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=PLACE, generator=draw)
+
+
+def start(device: Any, planned: Any) -> None:
+    if EMULATED:
+        device.transfer(planned)
+        return
+    with count_calls(device.driver) as calls:
+        device.transfer(planned)
+    assert calls == {"cuLaunchKernel": 1}
 
 
 def check(device: Any, copies: Sequence[Rows]) -> None:
@@ -40,10 +46,8 @@ def check(device: Any, copies: Sequence[Rows]) -> None:
     planned = device.plan(copies)
     for _ in range(2):
         target.copy_(first)
-        torch.cuda.synchronize()
-        with count_calls(device.driver) as calls:
-            device.transfer(planned)
-        assert calls == {"cuLaunchKernel": 1}
+        synchronize()
+        start(device, planned)
         device.synchronize()
         expected = first.clone()
         for each in copies:

@@ -19,7 +19,7 @@ from flashrt_core.kernels.layer_norm_attention import (
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from flashrt_core.kernels.quantised import quantise_rows
-from test.gpu import PLACE, error, run, runs_kernels, synchronize
+from test.gpu import EMULATED, PLACE, error, run, runs_kernels, synchronize
 
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 
@@ -238,7 +238,7 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
 
     program = run(device, whole)
     assert torch.equal(x, alone)
-    for _ in range(20):
+    for _ in range(1 if EMULATED else 20):  # emulation repeats itself to the bit
         x.copy_(start)
         synchronize()
         device.replay(program)

@@ -274,7 +274,8 @@ def test_entry_of_wide_actions(
     bias, out, want = draw(width, dtype=F32), empty(rows, width), expected((rows, width))
     run(device, lambda lane: action_in(lane, x, weight, bias, out, activation=activation))
     action_in_ref(x, weight, bias, want, activation=activation)
-    assert error(out, want) < ROUNDED
+    # Few actions take a pass of their own for what follows the product, which is rounded before it.
+    assert error(out, want) < (ROUNDED if activation == "none" else CHAINED)
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -86,6 +86,16 @@ def test_statistics_of_known_values() -> None:
     assert statistics([4.0])["p99"] == 4.0
 
 
+def test_a_first_chunk_that_is_shorter_does_not_stand_for_all() -> None:
+    chunks = [chunk(0, [[0, 0]]), *(chunk(i, [[i, 0]] * 3) for i in range(1, 4))]
+    report = summarise(run_of(chunks, [timing(0, 1.0)]))
+    assert (report["chunk_shape"], report["other_chunks"]) == ([3, 2], {"1 x 2": 1})
+    console = Console(width=120, file=StringIO())
+    console.print(render(report))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "4, chunks of 3 x 2 (1 of 1 x 2), deadline" in shown
+
+
 def test_summary_of_known_decisions() -> None:
     chunks = [chunk(i, [[i, 0], [i, 0], [i, 0]]) for i in range(20)]
     timings = [timing(i, 10.0 + i, age=2.0 * i) for i in range(20)]

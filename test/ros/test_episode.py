@@ -18,8 +18,11 @@ from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.episode import Episode
+from flashrt_ros.execution.chunk import Chunk
+from flashrt_ros.execution.machine import RUNNING, SAFE, Facts, Machine
 from flashrt_ros.execution.told import Told
 from flashrt_ros.ingest import Gathered
+from flashrt_ros.parameters import build_config
 from flashrt_ros.statistics import Statistics
 
 pytestmark = pytest.mark.ros
@@ -33,6 +36,7 @@ OPTIONS = LoadOptions(
     views=("view_0",),
     state_dim=0,
     action_dim=3,
+    max_sessions=2,
     prompt="wave",
     threads=1,
     steps=1,
@@ -53,7 +57,12 @@ class Camera:
     asked: list[int] = field(default_factory=list)
     cameras: tuple[Any, ...] = (SimpleNamespace(name="front"),)
 
-    def gather(self, now_ns: int, not_before: Mapping[str, int] | None = None) -> Gathered:
+    def gather(
+        self,
+        now_ns: int,
+        not_before: Mapping[str, int] | None = None,
+        made: Mapping[Any, Any] | None = None,
+    ) -> Gathered:
         stamp = now_ns - now_ns % self.every_ns
         self.asked.append((not_before or {}).get("front", 0))
         return Gathered(Observation({"view_0": picture(stamp)}, None, stamp), stamp, stamp)
@@ -82,7 +91,7 @@ class Bench:
 
     def through(self, look: bool = True) -> None:
         """To the end of the chunk, looking whenever a picture is due."""
-        end_ns = self.episode.row_ends_ns[-1]
+        end_ns = self.episode.end_ns
         while look and (wanted_ns := self.episode.wanted_ns()) is not None:
             self.now_ns = -(-wanted_ns // self.camera.every_ns) * self.camera.every_ns
             if self.now_ns > end_ns:
@@ -139,7 +148,7 @@ def test_a_camera_that_stalls_is_counted_and_does_not_stop_the_robot(bench: Benc
 def test_capsules_are_of_chunks_ends(bench: Bench) -> None:
     first = bench.decider.decide()
     bench.session.snapshot("mark")
-    bench.now_ns = bench.episode.row_ends_ns[0]
+    bench.now_ns = bench.now_ns + DT
     bench.decider.look()
     with pytest.raises(CapsuleError, match="at the end of a chunk"):
         bench.session.snapshot("late")
@@ -177,17 +186,107 @@ def test_a_failure_begins_an_episode(bench: Bench) -> None:
     assert bench.decider.decide().horizon == 4 and bench.session.turn == 1
 
 
-def test_what_was_told_counts_as_executed() -> None:
-    now = [0]
-    sink = SimpleNamespace(
-        command=lambda _v: None, trajectory=lambda *_a: None, stop=lambda *_a: None
+def test_where_the_network_cannot_say_what_was_done_an_episode_begins(bench: Bench) -> None:
+    bench.decider.decide()
+    bench.through()
+    assert bench.decider.decide(executed=np.full((4, 3), 1e30)).horizon == 4
+    assert bench.statistics.counts()["beyond_network"] == 1
+
+
+def test_a_chunk_that_is_late_is_found_so_once(bench: Bench) -> None:
+    assert not bench.episode.overdue(bench.now_ns, 100), "none was begun"
+    bench.decider.decide()
+    end_ns = bench.episode.end_ns
+    found = [bench.episode.overdue(end_ns + late_ns, 100) for late_ns in (-1, 0, 99, 100, 101)]
+    assert found == [False, False, False, True, False]
+
+
+def test_a_fork_learns_what_was_done_though_it_decides_later(bench: Bench) -> None:
+    bench.decider.decide()
+    bench.session.engine.fork("fork", source="main")
+    bench.decider.forked("fork", "main")
+    bench.through()
+    done = np.full((4, 3), 0.5)
+    main = bench.decider.decide(executed=done)
+    late = bench.decider.decide("fork")  # on the same pictures, at the same moment
+    assert late.data == main.data and late.session == "fork"
+    assert len(bench.chunks) == 2, "a fork's chunk is not published"
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "hold"])
+@pytest.mark.parametrize("period_ms", [1, 7, 50])
+def test_a_chunk_counts_as_decided_whatever_the_control_rate(
+    interpolation: str, period_ms: int
+) -> None:
+    control = Execution(interpolation, period_ms)
+    rows = np.random.default_rng(0).normal(size=(400, 2))
+    assert np.array_equal(control.execute(rows), rows)  # 8 s: 8000 commands at 1000 Hz
+    assert np.array_equal(control.execute(-rows[:7]), -rows[:7])
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "hold"])
+def test_a_clamped_chunk_counts_as_clamped(interpolation: str) -> None:
+    rows = np.array([[0.1, 0.2], [0.9, 0.3], [0.3, -0.9], [0.4, 0.4]])
+    limits = {"limits.lower": [-0.5, -0.5], "limits.upper": [0.5, 0.5]}
+    for more in ({}, {"output.trajectory.topic": "t", "output.commands.topic": ""}):
+        control = Execution(interpolation, 5, limits | more)
+        assert np.array_equal(control.execute(rows), np.clip(rows, -0.5, 0.5))
+    # A step limit: 0.01 in 5 ms, 0.04 in a row, from where the joints are; then it has come to it.
+    control = Execution(interpolation, 5, {"limits.max_step": [0.01, 0.01]})
+    done = control.execute(np.full((4, 2), 0.1))
+    first = np.array(
+        [0.01, 0.05, 0.09, 0.1] if interpolation == "linear" else [0.04, 0.08, 0.1, 0.1]
     )
-    told = Told(sink, lambda: now[0])
-    assert told.at(5) is None
-    for moment in (10, 20, 30):
-        now[0] = moment
-        told.command(np.array([float(moment)]))
-    assert [told.at(t) for t in (20, 21, 99)] == [[10.0], [20.0], [30.0]]
-    told.clear()
-    told.trajectory(100, [(200, np.array([1.0])), (300, np.array([2.0]))])
-    assert told.at(201) == [1.0] and told.at(251) == [1.5] and told.at(400) == [2.0]
+    assert np.allclose(done, first[:, None], atol=1e-12)
+
+
+@pytest.mark.parametrize("action", ["hold", "stop"])
+def test_where_the_safe_action_was_taken_counts_as_executed(action: str) -> None:
+    control = Execution("linear", 5, {"safe.action": action})
+    rows = np.arange(16.0).reshape(8, 2)
+    done = control.execute(rows, fails_at_ms=50)  # half-way from row 2 to row 3
+    assert np.array_equal(done[:3], rows[:3])
+    held = rows[2] + (rows[3] - rows[2]) * (0.5 if action == "hold" else 0.25)
+    assert np.abs(done[3:] - held).max() < 0.51 and len(np.unique(done[3:], axis=0)) == 1
+
+
+class Execution:
+    """A machine, and what it tells, on a clock that is set by hand."""
+
+    def __init__(
+        self, interpolation: str, period_ms: int, parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        config = build_config(
+            {
+                "cameras": ["front"],
+                "camera.front.topic": "image",
+                "joints.names": ["a", "b"],
+                "execution.interpolation": interpolation,
+                "output.commands.topic": "commands",
+                "output.rate_hz": 1000.0 / period_ms,
+                **(parameters or {}),
+            }
+        ).execution
+        nothing: Any = lambda *_: None  # noqa: E731
+        sink = SimpleNamespace(command=nothing, trajectory=nothing, stop=nothing)
+        self.told, self.period_ns, self.now_ns = Told(sink, config), period_ms * MS, 1_000 * MS
+        self.machine = Machine(config, self.told)
+        self.machine.gap_ns = 100 * MS
+        self.machine.start()
+
+    def execute(self, rows: np.ndarray, fails_at_ms: int | None = None) -> np.ndarray:
+        """What was done with a chunk of 20 ms rows, at its end."""
+        chunk, start_ns = Chunk(self.now_ns, DT, rows), self.now_ns
+        self.told.begin(chunk)
+        facts = Facts(measured=np.zeros(2))
+        self.machine.take(chunk, self.now_ns, facts)
+        while self.now_ns < chunk.end_ns:
+            if fails_at_ms is not None and self.now_ns - start_ns >= fails_at_ms * MS:
+                self.machine.fail("failed", "by design")
+            self.machine.tick(self.now_ns, facts)
+            self.now_ns += self.period_ns
+        self.machine.tick(self.now_ns, facts)
+        assert self.machine.state == (RUNNING if fails_at_ms is None else SAFE)
+        done = self.told.executed(chunk.end_ns, self.machine.state == SAFE)
+        assert done is not None and self.told.executed(chunk.end_ns + 1, False) is None
+        return done

@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,10 @@ def test_a_file_gives_what_the_run_does_not_fix(tmp_path: Path) -> None:
     assert config.execution.upper == (1.0, 1.0)
     assert config.execution.trajectory_topic == "mine"
     assert (config.checkpoint, config.execution.replan_rows) == ("random:3", 3)
+    back = build_config(
+        parameters_for(options.found, replace(options.plan, policy="lingbot_va"), **given)
+    )
+    assert (back.rate_hz, back.execution.replan_rows) == (50.0, 0), "whole chunks"
     file.write_text(text.replace("[slide_x, slide_y]", "[slide_y, slide_x]"))
     with pytest.raises(OptionError, match=r"joints.names.*slide_x.*slide_y"):
         parameters_for(options.found, options.plan, **given)

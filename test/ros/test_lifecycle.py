@@ -224,12 +224,18 @@ def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Rob
     second = start(autostart=True, namespace=first.target.namespace)
     name, later = f"the name '{first.target.name}'", "and waits for this one: stop it, or start it"
     # Who started first is known to them alone: either may be it.
-    wait_until(lambda: any(later in each.target.log for each in (first, second)), 35.0)
-    if later in second.target.log:
+    waiting = f"waiting up to 40 s for {name}: process "
+    wait_until(
+        lambda: any(waiting in each.target.log for each in (first, second)),
+        35.0,
+        lambda: first.target.log + second.target.log,
+    )
+    if waiting in first.target.log:
         first, second = second, first
-    second.wait_log(f"waiting up to 40 s for {name}: process {first.target.process.pid} on host '")
-    assert f"process {second.target.process.pid} on host '" in first.target.log
+    second.wait_log(f"{waiting}{first.target.process.pid} on host '")
     wait_until(lambda: "on cpu: plan" in first.target.log, 35.0, lambda: first.target.log)
+    if later in first.target.log:  # else, on a busy machine, it went before it saw the other
+        assert f"process {second.target.process.pid} on host '" in first.target.log
     assert "-r __node:=NAME" in second.target.log
     first.wait_value("node", "state", "active")
     assert "failed" not in first.target.log + second.target.log

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flashrt_core.errors import OptionError
+from flashrt_core.load import configuration
+from flashrt_core.load_options import OPTIONS_OF_SOME
+from flashrt_core.policies import REGISTRY, find_policy
 from flashrt_ros.loading import check_action_kind, load_options
 from flashrt_ros.parameters import (
     TABLE,
@@ -249,3 +253,21 @@ class TestOnANode:
         assert "read-only from configure to cleanup" in rate.additional_constraints
         assert node.describe_parameter("seed").integer_range[0].from_value == 0
         assert "cpu | cuda" in node.describe_parameter("device").additional_constraints
+
+
+def test_settings_reach_the_policys_configuration() -> None:
+    given = {"settings": ["channels=0,2", "action_steps=20"], "policy": "lingbot_va"}
+    options = load_options(build_config(MINIMAL | given | {"camera.front.slot": "view_0"}))
+    assert options.extra == {"channels": (0, 2), "action_steps": 20}
+    _, config = configuration(options)
+    assert (config.channels, config.action_steps) == ((0, 2), 20)
+
+
+@pytest.mark.parametrize("name", OPTIONS_OF_SOME)
+def test_the_table_says_which_policies_have_a_parameter(name: str) -> None:
+    said = expand(())[name].doc.rpartition(" Of ")[2]
+    having = {
+        each for each in REGISTRY
+        if name in {one.name for one in fields(find_policy(each).config("tiny"))}
+    }  # fmt: skip
+    assert {each for each in REGISTRY if f"`{each}`" in said} == having

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashrt_ros import runtime as module
+from flashrt_ros import silence as module
 from flashrt_ros.runtime import Runtime
 
 PERIOD_S = 0.1
@@ -38,9 +38,6 @@ def silent(seconds: float, **changes: Any) -> Runtime:
     state: dict[str, Any] = {
         "_timer": object(),
         "_outlet": SimpleNamespace(now_ns=lambda: NOW_NS),
-        "_clock_ns": NOW_NS - 1,
-        "_answered_s": time.monotonic() - seconds,
-        "_answered_ns": NOW_NS - int(seconds * 1e9),
         "config": config(),
         "deciding": False,
         "decider": SimpleNamespace(episode=None),
@@ -49,6 +46,16 @@ def silent(seconds: float, **changes: Any) -> Runtime:
         "edge_log": Log(),
     } | changes
     runtime = Runtime.__new__(Runtime)
+    clocks = {
+        "_clock_ns": NOW_NS - 1,
+        "_answered_s": time.monotonic() - seconds,
+        "_answered_ns": NOW_NS - int(seconds * 1e9),
+    }
+    for name in clocks.keys() & state.keys():
+        clocks[name] = state.pop(name)
+    runtime._silence = module.Silence()
+    for name, value in clocks.items():
+        setattr(runtime._silence, name, value)
     for name, value in state.items():
         setattr(runtime, name, value)
     return runtime

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_core.errors import FlashRTError, OptionError
+from flashrt_core.errors import FlashRTError, InputError, OptionError, SessionError, StaleStateError
 from flashrt_core.load import load
-from flashrt_ros.loading import load_options
+from flashrt_ros.loading import check_history, load_options
 from flashrt_ros.parameters import build_config
 from flashrt_ros.wording import in_node_terms, one_line
 
@@ -97,3 +98,38 @@ def test_other_errors_pass_unchanged() -> None:
 def test_places_in_c_sources_are_left_out() -> None:
     text = "failed to take, at ./src/rcl/subscription.c:572\n: no type, at /project/src/a.cpp:139"
     assert one_line(RuntimeError(text)) == "failed to take : no type"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            InputError(
+                "pictures", remedy="record() each while the chunk is executed, or restart()"
+            ),
+            "call ~/restart for a new episode",
+        ),
+        (
+            StaleStateError("session", remedy="restore a capsule, or restart() for a new episode"),
+            "call ~/restore_capsule, or ~/restart for a new episode",
+        ),
+        (StaleStateError("stage", remedy="run it"), "decide without reuse_context"),
+        (SessionError("the last stage alone", remedy="decide()"), "decide without reuse_context"),
+    ],
+)
+def test_calls_of_python_become_those_of_the_node(error: FlashRTError, said: str) -> None:
+    assert str(in_node_terms(error)).endswith(said)
+
+
+def test_only_a_policy_of_whole_chunks_has_gaps() -> None:
+    config = build_config(VALUES | {"execution.gap_s": 1.0})
+    looking: Any = SimpleNamespace(history=object())
+    alone: Any = SimpleNamespace(history=None)
+    check_history(config, looking)
+    with pytest.raises(OptionError, match=r"'execution.gap_s': expected 5: policy 'pi05' decides"):
+        check_history(config, alone)
+    config = build_config(
+        VALUES | {"rate_hz": 10.0, "output.commands.topic": "c", "execution.replan_rows": 2}
+    )
+    with pytest.raises(OptionError, match="decides where a chunk ends"):
+        check_history(config, looking)

@@ -16,7 +16,7 @@ from ..base import Deployment, Policy, ProcessorOptions
 from ..plan_buffers import bucket_shapes
 from .config import PRESETS, SLOTS, GrootConfig, make_config
 from .contract import make_contract
-from .deployment import check_views, read_deployment
+from .deployment import read_deployment
 from .measures import MEASURES
 from .pack import pack
 from .preprocess import GrootProcessor
@@ -36,6 +36,7 @@ class GrootPolicy:
     slots = SLOTS
     masks_views = False
     continues_chunks = True
+    looks_back = False
     sites = SITES
     measures = MEASURES
 
@@ -85,8 +86,6 @@ class GrootPolicy:
 
     def processor(self, config: GrootConfig, options: ProcessorOptions) -> GrootProcessor:
         """Host-side transforms; OptionError when the options do not fit."""
-        if options.deployment is not None:
-            check_views(options.deployment, options.views)
         return GrootProcessor(config, options)
 
     def qualifier(self, config: GrootConfig, source: TensorSource, place: str) -> GrootQualifier:

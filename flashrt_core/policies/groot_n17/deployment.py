@@ -18,7 +18,7 @@ from ...files import read_json
 from ..base import Deployment
 from ..checkpoint_folder import preset_of, require_fixed, require_network
 from ..json_fields import COUNT, FLAG, OBJECT, TEXT, field_of, read_object, shown
-from .config import PRESETS, SLOTS
+from .config import PRESETS
 from .embodiment import Embodiment, read_embodiment
 from .images import Shown, read_shown
 from .lerobot import read_lerobot
@@ -50,6 +50,7 @@ class Details:
         shown: what of a picture; None: as the configuration has it.
         tokenizer: a ``tokenizer.json`` in the folder.
         trained: weights of a file, not random ones: they know their own tokenizer.
+        silent: slots of robots by name, of which there are no statistics.
     """
 
     embodiments: Mapping[str, Embodiment] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Details:
     shown: Shown | None = None
     tokenizer: Path | None = None
     trained: bool = False
+    silent: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deployment:
@@ -103,18 +105,6 @@ def read_deployment(path: Path | None, norm_stats: Path | None = None) -> Deploy
     return replace(found, preset=preset_of(own, PRESETS, tensors))
 
 
-def check_views(deployment: Deployment, views: tuple[str, ...]) -> None:
-    """OptionError when another number of views is in use than the checkpoint was trained with."""
-    count = len(deployment.cameras)
-    if count and len(views) != count:
-        raise OptionError(
-            "option 'views'",
-            expected=f"{count} of them, as the checkpoint was trained with: "
-            f"{', '.join(deployment.cameras)}",
-            got=list(views),
-        )
-
-
 def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -> Deployment:
     where = folder / "config.json"
     require_fixed(config, _FIXED, f"the checkpoint {str(folder)!r}")
@@ -125,8 +115,10 @@ def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) 
     place = folder / "processor_config.json"
     values = field_of(read_object(place), "processor_kwargs", OBJECT, place)
     modalities = field_of(values, "modality_configs", OBJECT, place)
-    stats = _statistics(norm_stats or folder / "statistics.json", norm_stats is not None)
-    slots = read_object(folder / "embodiment_id.json", required=False)
+    file = norm_stats or folder / "statistics.json"
+    stats = _statistics(file, norm_stats is not None)
+    _require_robot(modalities, stats, place, file, given=norm_stats is not None)
+    slots = _slots(folder / "embodiment_id.json")
     known = {
         name: read_embodiment(
             name,
@@ -140,6 +132,11 @@ def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) 
         for name in modalities
         if name in stats
     }
+    silent = {
+        name: slots[name]
+        for name in modalities
+        if name not in stats and type(slots.get(name)) is int
+    }
     if not field_of(values, "use_albumentations", FLAG, place, False):
         overrides["numerics"] = "official,image_resize=bicubic"
     pictures = read_shown(values, place)
@@ -150,6 +147,7 @@ def _official(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) 
         pictures,
         _tokenizer(folder),
         trained=True,
+        silent=silent,
     )
     return deployed("official", overrides, details)
 
@@ -173,15 +171,10 @@ def deployed(origin: str, overrides: Mapping[str, Any], details: Details) -> Dep
     if len(known) != 1 and name != "libero_sim":
         return Deployment(origin, overrides, details=details)
     own = known[name]
-    cameras = own.cameras
-    if len(cameras) > len(SLOTS):
-        raise WeightsError(
-            f"embodiment {name!r}", expected=f"at most {len(SLOTS)} cameras", got=list(cameras)
-        )
     return Deployment(
         origin,
         {**overrides, "embodiment": own.slot},
-        cameras=cameras,
+        cameras=own.cameras,
         state_dim=own.state.dims if own.state else None,
         action_dim=own.actions.dims if own.actions else None,
         details=details,
@@ -194,6 +187,45 @@ def _statistics(path: Path, given: bool) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise error(f"statistics {str(path)!r}", expected="a JSON object", got=shown(content))
     return content
+
+
+def _require_robot(
+    modalities: Mapping[str, Any],
+    stats: Mapping[str, Any],
+    place: Path,
+    file: Path,
+    *,
+    given: bool,
+) -> None:
+    """One robot at least must be described and have statistics: without, nothing has a unit."""
+    if not modalities:
+        raise WeightsError(
+            f"modality_configs in {str(place)!r}",
+            expected="a robot's groups at least",
+            got="none",
+            remedy="copy the folder of a checkpoint that was trained for a robot",
+        )
+    if not modalities.keys() & stats.keys():
+        error = OptionError if given else WeightsError
+        raise error(
+            f"option 'norm_stats', {str(file)!r}" if given else f"statistics {str(file)!r}",
+            expected=f"those of a robot that the checkpoint knows, one of {sorted(modalities)}",
+            got=f"no statistics for {', '.join(sorted(modalities))}, but {sorted(stats)}",
+            remedy="give the statistics.json that its training wrote"
+            + (", or leave it out for the checkpoint's own" if given else ", or set norm_stats"),
+        )
+
+
+def _slots(path: Path) -> Mapping[str, Any]:
+    """Robot -> slot of the network's projections."""
+    if not path.is_file():
+        raise WeightsError(
+            f"checkpoint {str(path.parent)!r}",
+            expected=f"{path.name}, which says what slot of the network a robot has",
+            got="no such file",
+            remedy="copy the whole folder",
+        )
+    return read_object(path)
 
 
 def _tokenizer(folder: Path) -> Path | None:

@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import WeightsError
 from ...fingerprint import sha256_of
 from ..json_fields import OBJECT, OBJECTS, TEXTS, field_of, shown
+from ..normalisation import check_order, check_size
 
 Array = np.ndarray[Any, Any]
 
@@ -219,28 +220,47 @@ class _Spans:
         place = f"statistics of {self.where}, {part}.{group}"
         owner = field_of(self._stats, part, OBJECT, place, {})
         own = field_of(owner, group, OBJECT, place)
-        found = []
-        for name in names:
-            try:
-                values = np.asarray(own[name], np.float32)
-            except (KeyError, TypeError, ValueError) as error:
-                raise WeightsError(
-                    f"{name} in {place!r}",
-                    expected="numbers",
-                    got=f"{type(error).__name__}: {error}",
-                ) from error
-            if values.ndim not in (1, 2) or not values.size or not np.isfinite(values).all():
-                raise WeightsError(
-                    f"{name} in {place!r}",
-                    expected="finite numbers, or a list of them a row",
-                    got=list(values.shape),
-                )
-            found.append(values)
-        if found[0].shape != found[1].shape:
-            raise WeightsError(
-                repr(place), expected="two statistics of a shape", got=[v.shape for v in found]
-            )
-        return found[0], found[1]
+        found = [_numbers(own, name, f"{name} in {place!r}") for name in names]
+        return span_of(found[0], found[1], f"{place}.{names[0]}", f"{place}.{names[1]}")
+
+
+def span_of(low: Array, high: Array, first: str, second: str) -> tuple[Array, Array]:
+    """Both ends of a range as float32; WeightsError where no data can have them.
+
+    Args:
+        low, high: numbers of any type.
+        first, second: what they are, for messages.
+    """
+    if low.shape != high.shape:
+        raise WeightsError(
+            second,
+            expected=f"numbers of the shape of {first}, {list(low.shape)}",
+            got=list(high.shape),
+        )
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    check_size(first, low, WeightsError)
+    check_size(second, high, WeightsError)
+    check_order(second, low, high, first.rpartition(".")[2], WeightsError)
+    return low.astype(np.float32), high.astype(np.float32)
+
+
+def _numbers(owner: Mapping[str, Any], name: str, where: str) -> Array:
+    """[dims] or [rows, dims] of a group's statistics."""
+    if name not in owner:
+        raise WeightsError(where, expected="numbers", got="no such key")
+    try:
+        values = np.asarray(owner[name])
+    except (TypeError, ValueError) as error:
+        raise WeightsError(
+            where, expected="numbers", got=f"{type(error).__name__}: {error}"
+        ) from error
+    if values.ndim not in (1, 2) or not values.size or values.dtype.kind not in "fiu":
+        raise WeightsError(
+            where,
+            expected="numbers, or a list of them a row",
+            got=f"{list(values.shape)} {values.dtype}",
+        )
+    return values
 
 
 def _bases(

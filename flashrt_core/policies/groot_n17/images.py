@@ -91,6 +91,11 @@ class Framing:
         boxed = ", boxed" if self.boxed else ""
         return f"{self.method} to {self.edge}, {self.fraction:g} of it, to {self.size}{boxed}"
 
+    @property
+    def square(self) -> bool:
+        """Whether a picture has to be one."""
+        return self.method == "area" and not self.boxed
+
     def __call__(self, image: Array) -> Array:
         """[Y, X, 3] uint8 of any size -> [size, size, 3] uint8."""
         if self.boxed:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...checkpoint import read_arrays
 from ...errors import WeightsError
 from ..json_fields import COUNT, FLAG, OBJECT, OBJECTS, TEXT, field_of, read_object, shown
-from .embodiment import Embodiment, Ranges, read_embodiment
+from .embodiment import Embodiment, Ranges, read_embodiment, span_of
 from .images import Shown, read_shown
 
 FILES = ("policy_preprocessor.json", "policy_postprocessor.json")
@@ -116,14 +114,17 @@ def _ranges(
     found = []
     for name in ("min", "max"):
         values = arrays.get(f"{feature}.{name}")
-        if values is None or values.ndim != 1 or not np.isfinite(values).all():
+        if values is None or values.ndim != 1 or values.dtype.kind not in "fiu":
             raise WeightsError(
                 f"{feature}.{name} of {str(where)!r}",
-                expected="finite numbers in the statistics of its step",
-                got="none" if values is None else list(values.shape),
+                expected="numbers in the statistics of its step",
+                got="none" if values is None else f"{list(values.shape)} {values.dtype}",
             )
-        found.append(values.astype(np.float32))
-    return Ranges(found[0], found[1], clip, gripper, source=f"statistics of {str(where)!r}")
+        found.append(values)
+    source = f"statistics of {str(where)!r}"
+    where_low, where_high = (f"{source}, {feature}.{name}" for name in ("min", "max"))
+    low, high = span_of(found[0], found[1], where_low, where_high)
+    return Ranges(low, high, clip, gripper, source=source)
 
 
 def _steps(path: Path) -> dict[str, Mapping[str, Any]]:

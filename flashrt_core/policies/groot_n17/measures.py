@@ -91,7 +91,6 @@ MEASURES = Measures(
     # Words of an instruction and the marks of the chat: about 28 tokens with two cameras.
     cases=((1, 32, 40), (2, 32, 40), (1, 64, 40), (2, 64, 40)),
     capsule_case=(2, 32, 40),
-    steps=4,
     stages=("vision", "context", "action"),
     step_layers=lambda config: config.head.depth,
     # Blocks of the head come in fours: to text, to themselves, to images, to themselves.

@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import InputError, OptionError
 from ...images import Frame
 from ..base import Deployment, Observation, Prepared, ProcessorOptions
+from ..checkpoint_folder import check_cameras
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -68,9 +69,14 @@ class GrootProcessor(RobotSide):
         formal = details.formal
         self._prompts = PromptEncoder(config, tokenizer, len(self.views), formal=formal)
         self._text = prompt_windows(self._prompts.encode, config.max_prompt_tokens)
+        # The deployment's are those of the robot that is in use by default.
         own = _embodiment(config, deployment)
-        self._states = as_trained("state_dim", state_dim, deployment.state_dim, own.state)
-        actions = as_trained("action_dim", action_dim, deployment.action_dim, own.actions)
+        check_cameras(own.cameras, self.views, SLOTS, f"the checkpoint's robot {own.name!r}")
+        state_trained, action_trained = (
+            None if each is None else each.dims for each in (own.state, own.actions)
+        )
+        self._states = as_trained("state_dim", state_dim, state_trained, own.state)
+        actions = as_trained("action_dim", action_dim, action_trained, own.actions)
         relative, bases = own.relative[:action_dim], own.bases[: sum(own.relative[:action_dim])]
         given = options.delta_actions
         super().__init__(
@@ -88,6 +94,7 @@ class GrootProcessor(RobotSide):
         self._framing = Framing(
             size, shown.edge, shown.fraction, shown.boxed, config.numerics.image_resize
         )
+        self.square = self._framing.square
         self.identity = {
             "state": normalised(state_dim, self._states),
             **self.action_identity,
@@ -167,12 +174,21 @@ def _embodiment(config: GrootConfig, deployment: Deployment) -> Embodiment:
     details: Details = deployment.details
     if not details.embodiments:
         return Embodiment("", config.embodiment)
-    found = [each for each in details.embodiments.values() if each.slot == config.embodiment]
-    if len(found) != 1:
-        known = {name: each.slot for name, each in details.embodiments.items()}
-        raise OptionError(
-            "override 'embodiment' of policy 'groot_n17'",
-            expected=f"the slot of one of {known}",
-            got=f"{config.embodiment}, of {len(found)}",
-        )
-    return found[0]
+    slot = config.embodiment
+    found = [each for each in details.embodiments.values() if each.slot == slot]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{each.slot} ({name})" for name, each in details.embodiments.items())
+    silent = [name for name, own in details.silent.items() if own == slot]
+    if found:
+        got = f"{slot}, which {' and '.join(each.name for each in found)} share"
+    elif silent:
+        got = f"{slot} ({', '.join(silent)}), with no statistics for {', '.join(silent)}"
+    else:
+        got = f"{slot}, which no robot has"
+    raise OptionError(
+        "option 'embodiment'",
+        expected=f"the slot of a robot that the checkpoint knows: {known}",
+        got=got,
+        remedy="give the statistics.json that its training wrote as norm_stats" if silent else None,
+    )

@@ -35,6 +35,7 @@ class LingbotPolicy:
     slots = SLOTS
     masks_views = False
     continues_chunks = False
+    looks_back = True
     sites = SITES
     measures = MEASURES
 

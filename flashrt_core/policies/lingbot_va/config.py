@@ -7,7 +7,7 @@ LIBERO, whose cameras, steps and window it takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import OptionError
@@ -157,6 +157,11 @@ class LingbotConfig:
         return self.prompt_buckets[-1]
 
     @property
+    def pictures(self) -> tuple[int, ...]:
+        """Of every camera that a decision takes: the first, the second, and every later one."""
+        return 1, TIME * (self.frames - 1), TIME * self.frames
+
+    @property
     def stride(self) -> int:
         """Action rows between two pictures that the network sees."""
         return max(1, self.frame_rows // TIME)
@@ -227,7 +232,7 @@ _LIMITS = {
     "action_steps": (1, 1000),
     "action_dim": (1, 256),
     "tee": (0, 1),
-    "prompt_rows": (2, 4096),
+    "prompt_rows": (4, 4096),
     "depth": (1, 256),
     "heads": (1, 256),
     "head_dim": (6, 1024),
@@ -264,15 +269,22 @@ def make_config(preset: str, **overrides: Any) -> LingbotConfig:
     Raises:
         OptionError: unknown preset or name, a value of the wrong type or out of range, or sizes
             that do not fit together.
+
+    Buckets of the preset that ``prompt_rows`` has no room for end at it.
     """
     horizon = overrides.pop("horizon", None)
     config: LingbotConfig = overridden("lingbot_va", preset, PRESETS, overrides, _CHECKS, _LIMITS)
+    if "prompt_buckets" not in overrides and config.max_prompt_tokens > config.prompt_rows:
+        # The preset's: none of them needs more rows than the network attends to.
+        kept = (each for each in config.prompt_buckets if each < config.prompt_rows)
+        config = replace(config, prompt_buckets=(*kept, config.prompt_rows))
     _check_together(config)
     if horizon not in (None, config.horizon):
         raise OptionError(
             "override 'horizon' of policy 'lingbot_va'",
-            expected=f"{config.horizon}, frames x frame_rows",
+            expected=f"{config.horizon}, frames {config.frames} x frame_rows {config.frame_rows}",
             got=horizon,
+            remedy="set these instead: --set frames=4, in the node settings: [frames=4]",
         )
     return config
 

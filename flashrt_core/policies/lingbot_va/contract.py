@@ -24,7 +24,7 @@ from ...contract import (
     StageSpec,
     Update,
 )
-from ...errors import ContractError
+from ...errors import ContractError, OptionError
 from ...precision import Precision
 from ..plan_buffers import quantised, require_order
 from ..windows import image_input
@@ -53,7 +53,7 @@ def make_contract(
             parameters, step tables, rotary rows, scales and samples are float32 in every plan.
 
     Raises:
-        OptionError: no such plan.
+        OptionError: no such plan, or another number of views than the pictures' places have.
         ContractError: shapes or views that this configuration cannot run.
     """
     plan = make_precision(precision)
@@ -77,7 +77,7 @@ def make_contract(
         stages=_stages(config, views, tuple(spec.name for spec in activations)),
         regions={shape: _regions(known, shape, ((0, config.capacity(count)),)) for shape in shapes},
         history=HistorySpec(
-            pictures=(1, TIME * (config.frames - 1), TIME * config.frames),
+            pictures=config.pictures,
             rows=(config.horizon - config.frame_rows, config.horizon, config.horizon),
             stride=config.stride,
             pictured=tuple(image_input(view) for view in views),
@@ -93,8 +93,11 @@ def make_contract(
 def _check_fit(config: LingbotConfig, shapes: tuple[ShapeKey, ...], views: tuple[str, ...]) -> None:
     require_order("lingbot_va", views, SLOTS)
     if config.tee and len(views) != 3:
-        raise ContractError(
-            "views of policy 'lingbot_va'", expected="three, two of half the size", got=views
+        raise OptionError(
+            "option 'views'",
+            expected=f"{', '.join(SLOTS)}: pictures of the last two stand side by side, at half "
+            "the size, above the first's (tee=1, robotwin_tshape)",
+            got=list(views),
         )
     for shape in shapes:
         fits = 2 < shape.prompt_tokens <= config.max_prompt_tokens

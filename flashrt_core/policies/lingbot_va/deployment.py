@@ -17,7 +17,17 @@ from ...checkpoint import FILE_NAME, tensor_shapes
 from ...errors import WeightsError
 from ...tensors import WeightsPart
 from ..base import Deployment
-from ..json_fields import COUNT, OBJECT, TEXT, TEXTS, field_of, read_object, shown
+from ..json_fields import (
+    COUNT,
+    COUNTS,
+    OBJECT,
+    PLACES,
+    TEXT,
+    TEXTS,
+    field_of,
+    read_object,
+    shown,
+)
 from ..lerobot_processors import FILES, feature_statistics, read_steps
 from ..normalisation import Statistics, read_norm_stats
 from .config import PRESETS
@@ -169,7 +179,8 @@ def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -
         )
     overrides["tee"] = int(layout == "robotwin_tshape")
     if "used_action_channel_ids" in config:
-        overrides["channels"] = tuple(config["used_action_channel_ids"])
+        channels = field_of(config, "used_action_channel_ids", PLACES, where)
+        overrides["channels"] = tuple(channels)
     cameras = field_of(config, "obs_cam_keys", TEXTS, where, [])
     stats = feature_statistics(
         folder / FILES[1],
@@ -179,11 +190,16 @@ def _lerobot(folder: Path, config: Mapping[str, Any], norm_stats: Path | None) -
         norm_stats,
     )
     features = field_of(config, "output_features", OBJECT, where, {})
-    shape = features.get("action", {}).get("shape") or [len(overrides.get("channels", ())) or None]
+    action = field_of(features, "action", OBJECT, f"{where}, output_features", {})
+    shape = field_of(action, "shape", COUNTS, f"{where}, output_features.action", [])
+    if len(shape) > 1:
+        raise WeightsError(
+            f"shape in '{where}, output_features.action'", expected="one number", got=shape
+        )
     return Deployment(
         "lerobot",
         overrides,
         cameras=tuple(name.removeprefix("observation.images.") for name in cameras),
-        action_dim=shape[0],
+        action_dim=shape[0] if shape else len(overrides.get("channels", ())) or None,
         details=_beside(_folder_of(folder, config), stats),
     )

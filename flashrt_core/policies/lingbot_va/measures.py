@@ -89,9 +89,8 @@ def _fill_tables(
 
 MEASURES = Measures(
     title="LingBot-VA",
-    cases=((2, 64, 16),),
-    capsule_case=(2, 64, 16),
-    steps=20,
+    cases=((2, 64, 0),),
+    capsule_case=(2, 64, 0),
     stages=("commit", "video", "action"),
     step_layers=lambda config: config.net.depth,
     depths=lambda config: {"net": config.net.depth},

@@ -16,7 +16,9 @@ def resized(image: Array, height: int, width: int) -> Array:
 
     Bilinear between pixel centres, without a filter, as the official code resizes.
     """
-    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255.0
+    # An array of our own: that of a host may be read-only.
+    own = torch.from_numpy(np.array(image, np.float32))
+    pixels = own.permute(2, 0, 1)[None] / 255.0
     if pixels.shape[2:] != (height, width):
         pixels = F.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False)
     return (pixels[0].permute(1, 2, 0) * 2.0 - 1.0).contiguous().numpy()

@@ -13,6 +13,8 @@ import numpy as np
 from ...errors import OptionError
 from ...images import Frame
 from ..base import Observation, Prepared, ProcessorOptions
+from ..checkpoint_folder import check_cameras
+from ..normalisation import Statistics
 from ..robot_side import (
     RobotSide,
     as_trained,
@@ -51,14 +53,25 @@ class LingbotProcessor(RobotSide):
         self.views = ordered_views(options.views, SLOTS)
         deployment = options.deployment or read_deployment(None, options.norm_stats)
         details: Details = deployment.details
+        check_cameras(deployment.cameras, self.views, SLOTS, "the checkpoint's robot")
+        statistics = _statistics(config, deployment.origin, details.actions)
         state_dim = in_range("state_dim", options.state_dim, 0, 256)
-        action_dim = in_range("action_dim", options.action_dim, 1, len(config.channels))
+        most, used = len(config.channels), ",".join(map(str, config.channels))
+        if options.action_dim > most:
+            raise OptionError(
+                "option 'action_dim'",
+                expected=f"at most {most}, the columns of an action row in use (channels={used})",
+                got=options.action_dim,
+                remedy="name those that the robot was trained with: --set channels=0,1,2,..., in "
+                'the node settings: ["channels=0,1,2,..."]',
+            )
+        action_dim = in_range("action_dim", options.action_dim, 1, most)
         if any(options.delta_actions or ()):
             raise OptionError(
                 "option 'delta_actions'", expected="none: there is no state to add", got="some"
             )
         self._text: PromptRows = prompt_rows(config, options.tokenizer, details)
-        own = as_trained("action_dim", action_dim, deployment.action_dim, details.actions)
+        own = as_trained("action_dim", action_dim, deployment.action_dim, statistics)
         super().__init__(state_dim, action_dim, len(config.channels), own, (), state_needed=False)
         self._columns = list(config.channels)
         self.identity = {
@@ -118,6 +131,34 @@ class LingbotProcessor(RobotSide):
         raw = np.full((len(own), self._config.action_dim), np.nan, np.float32)
         raw[:, self._columns] = own
         return raw
+
+
+def _statistics(config: LingbotConfig, origin: str, found: Statistics | None) -> Statistics | None:
+    """Those of the columns in use; OptionError where an official checkpoint lacks them, or where
+    nothing says which columns they are of.
+    """
+    if found is None:
+        if origin != "official":
+            return None
+        raise OptionError(
+            "option 'norm_stats'",
+            expected="statistics of the robot: the folder has none, and without them its actions "
+            "would be the network's units",
+            got="none",
+            remedy="write q01 and q99 of the channels in use, from its training's norm_stat, "
+            "into a file with norm_stats.actions.q01 and norm_stats.actions.q99",
+        )
+    used, width = len(config.channels), config.action_dim
+    if found.dims <= used:
+        return found
+    if found.dims != width:
+        raise OptionError(
+            "option 'norm_stats'",
+            expected=f"{used} numbers, one a channel in use, or {width}, one a column of an action "
+            "row",
+            got=f"{found.dims} in {found.source}",
+        )
+    return found.pick(config.channels)
 
 
 def squares(picture: Array) -> Array:

@@ -30,9 +30,13 @@ class LingbotQualifier:
         self._config, self._source, self._place = config, source, place
         self._references: dict[int, Reference] = {}
 
-    def actions(self, values: Mapping[str, Array], noise: Mapping[str, Array]) -> Array:
-        """An episode's first decision on windows: raw actions [H, A] float32."""
-        return self._decide(values, noise).actions.cpu().numpy()
+    def actions(
+        self, values: Mapping[str, Array], noise: Mapping[str, Array], turn: int = 0
+    ) -> Array:
+        """Decision ``turn`` of an episode on windows, those before in order: raw actions [H, A]
+        float32.
+        """
+        return self._decide(values, noise, turn).actions.cpu().numpy()
 
     def products(
         self,
@@ -63,12 +67,17 @@ class LingbotQualifier:
             Product("decision", "actions", found, expected),
         ]
 
-    def _decide(self, values: Mapping[str, Array], noise: Mapping[str, Array]) -> Chunk:
-        frames = [_picture(values[image_input(slot)]) for slot in views_of(values, SLOTS)]
+    def _decide(
+        self, values: Mapping[str, Array], noise: Mapping[str, Array], turn: int = 0
+    ) -> Chunk:
+        count = self._config.pictures[min(turn, 2)]
+        frames = [_pictures(values[image_input(slot)], count) for slot in views_of(values, SLOTS)]
         views = len(frames)
         if views not in self._references:
             self._references[views] = Reference(self._config, self._source, views, self._place)
         reference = self._references[views]
+        if turn:
+            return reference.decide(frames, noise, values["executed"])
         reference.restart()
         lengths = values["prompt_lengths"]
         rows = [text[1 : 1 + n] for text, n in zip(values["prompt_rows"], lengths, strict=True)]
@@ -76,9 +85,9 @@ class LingbotQualifier:
         return reference.decide(frames, noise)
 
 
-def _picture(window: Array) -> Array:
-    """[.., H/2, W/2, 12] -> the first picture of a window, [1, H, W, 3]."""
-    cells = window.reshape(-1, *window.shape[-3:])[0]
-    h, w, _ = cells.shape
-    picture = cells.reshape(h, w, 3, 2, 2).transpose(0, 4, 1, 3, 2)
-    return np.ascontiguousarray(picture).reshape(1, 2 * h, 2 * w, 3)
+def _pictures(window: Array, count: int) -> Array:
+    """[.., H/2, W/2, 12] -> the first pictures of a window, [count, H, W, 3]."""
+    cells = window.reshape(-1, *window.shape[-3:])[:count]
+    _, h, w, _ = cells.shape
+    made = cells.reshape(count, h, w, 3, 2, 2).transpose(0, 1, 5, 2, 4, 3)
+    return np.ascontiguousarray(made).reshape(count, 2 * h, 2 * w, 3)

@@ -40,14 +40,21 @@ class EncodedRows:
 def prompt_rows(config: LingbotConfig, tokenizer: Path | None, details: Details) -> PromptRows:
     """The text side of a deployment; OptionError where a trained network lacks a part of it."""
     path = tokenizer or details.tokenizer
-    if details.trained and (path is None or details.text_encoder is None):
-        lacking = "tokenizer" if path is None else "text encoder"
+    if details.trained and path is None:
         raise OptionError(
             "option 'tokenizer'",
-            expected="spiece.model in the folder tokenizer, and the folder text_encoder, beside "
-            "the weights",
-            got=f"no {lacking}",
-            remedy="copy both folders of robbyant/lingbot-va-base into the checkpoint's",
+            expected="spiece.model in the folder tokenizer beside the weights",
+            got="none",
+            remedy="copy the folder tokenizer of robbyant/lingbot-va-base into the checkpoint's, "
+            "or set it to a spiece.model of UMT5",
+        )
+    if details.trained and details.text_encoder is None:
+        # Of no option: what a prompt means to this network is in that folder alone.
+        raise OptionError(
+            "option 'checkpoint'",
+            expected="the folder text_encoder beside the weights, which makes rows of a prompt",
+            got="none",
+            remedy="copy the folder text_encoder of robbyant/lingbot-va-base into the checkpoint's",
         )
     pieces = Tokenizer(path)
     end = [_END if details.trained else pieces.bos]

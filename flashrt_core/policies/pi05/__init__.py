@@ -35,6 +35,7 @@ class Pi05Policy:
     slots = SLOTS
     masks_views = True
     continues_chunks = True
+    looks_back = False
     sites = SITES
     measures = MEASURES
 

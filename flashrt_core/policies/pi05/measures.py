@@ -70,7 +70,6 @@ MEASURES = Measures(
     title="π0.5",
     cases=tuple(product((1, 2, 3), (48, 200), (10, 50))),
     capsule_case=(2, 48, 10),
-    steps=10,
     stages=("context", "action"),
     step_layers=lambda config: config.expert.depth,
     # The last layer of the prefix makes keys and values only.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,157 +13,18 @@ from safetensors.torch import save_file
 
 from flashrt_core.errors import FlashRTError, OptionError, WeightsError
 from flashrt_core.load import LoadOptions, configuration, describe, load
-from flashrt_core.policies.base import Observation
 from flashrt_core.policies.groot_n17 import POLICY
-from flashrt_core.policies.groot_n17.weights import LEROBOT
-from flashrt_core.weights import open_weights
 
-TINY = POLICY.config("tiny")
-TOKENIZER = Path(__file__).parents[3] / "flashrt_core/policies/groot_n17/tiny_tokenizer.json"
-ROBOT = "single_arm"
-MODALITY: dict[str, Any] = {
-    "state": {"modality_keys": ["arm", "gripper"]},
-    "action": {
-        "modality_keys": ["gripper", "arm"],
-        "delta_indices": [0, 1, 2, 3, 4],
-        "action_configs": [
-            {"rep": "ABSOLUTE", "type": "NON_EEF"},
-            {"rep": "RELATIVE", "type": "NON_EEF", "state_key": "arm"},
-        ],
-    },
-    "video": {"modality_keys": ["front", "wrist"], "delta_indices": [0]},
-}
-
-
-def spans(low: list[float], high: list[float]) -> dict[str, list[float]]:
-    return {"min": low, "max": high, "q01": low, "q99": high, "mean": low, "std": high}
-
-
-STATISTICS = {
-    "state": {"arm": spans([-1.0, -2.0], [1.0, 2.0]), "gripper": spans([0.0], [1.0])},
-    "action": {"arm": spans([-9.0, -9.0], [9.0, 9.0]), "gripper": spans([0.0], [1.0])},
-    "relative_action": {"arm": spans([-0.1, -0.2], [0.1, 0.2])},
-}
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, torch.Tensor]:
-    source = open_weights("random:3", POLICY.tensors(TINY))
-    unused = {name for name, spec in POLICY.tensors(TINY).items() if not spec.used}
-    return {name: source.get(name) for name in source.names() if name not in unused}
-
-
-Folder = Callable[..., Path]
-
-
-@pytest.fixture
-def official(tmp_path: Path, weights: dict[str, torch.Tensor]) -> Folder:
-    """``official(processor=.., config=..) -> folder`` with single values replaced."""
-
-    def write(**changes: dict[str, Any]) -> Path:
-        names = sorted(weights)
-        for index, part in enumerate((names[::2], names[1::2])):
-            save_file({name: weights[name] for name in part}, tmp_path / f"m{index}.safetensors")
-        places = {name: f"m{index % 2}.safetensors" for index, name in enumerate(names)}
-        parts: dict[str, Any] = {
-            "model.safetensors.index": {"weight_map": places},
-            "config": {
-                "model_type": "Gr00tN1d7",
-                "action_horizon": TINY.horizon,
-                "num_inference_timesteps": 2,
-            },
-            "processor_config": {
-                "processor_kwargs": {
-                    "modality_configs": {ROBOT: MODALITY},
-                    "use_percentiles": True,
-                    "use_relative_action": True,
-                    "use_albumentations": True,
-                    "image_target_size": [64, 64],
-                    "shortest_image_edge": 64,
-                    "crop_fraction": 0.95,
-                }
-                | changes.pop("processor", {})
-            },
-            "statistics": {ROBOT: STATISTICS},
-            "embodiment_id": {ROBOT: 2},
-        }
-        for name, change in changes.items():
-            parts[name] = parts[name] | change
-        for name, content in parts.items():
-            (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        (tmp_path / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-        return tmp_path
-
-    return write
-
-
-@pytest.fixture
-def lerobot(tmp_path: Path, weights: dict[str, torch.Tensor]) -> Folder:
-    """``lerobot(pack=.., after=..) -> folder`` of a policy that took over NVIDIA's groups."""
-
-    def write(**changes: dict[str, Any]) -> Path:
-        named = {f"{LEROBOT}{name}": tensor for name, tensor in weights.items()}
-        save_file(named, tmp_path / "model.safetensors")
-        visual = {"type": "VISUAL", "shape": [3, 48, 64]}
-        config = {
-            "type": "groot",
-            "num_inference_timesteps": 2,
-            "input_features": {
-                "observation.images.front": visual,
-                "observation.images.wrist": visual,
-                "observation.state": {"type": "STATE", "shape": [3]},
-            },
-        }
-        pack = {"embodiment_tag": ROBOT, "embodiment_mapping": {ROBOT: 2}}
-        encode = {"image_target_size": [64, 64], "image_crop_size": [60, 60]}
-        decode = {
-            "raw_stats": STATISTICS,
-            "modality_config": MODALITY,
-            "use_percentiles": True,
-            "use_relative_action": True,
-        }
-        before = [
-            {"registry_name": "rename_observations_processor", "config": {}},
-            {
-                "registry_name": "groot_n1_7_pack_inputs_v1",
-                "config": pack | changes.get("pack", {}),
-            },
-            {
-                "registry_name": "groot_n1_7_vlm_encode_v1",
-                "config": encode | changes.get("encode", {}),
-            },
-        ]
-        after = [
-            {
-                "registry_name": "groot_n1_7_action_decode_v1",
-                "config": decode | changes.get("decode", {}),
-            },
-            *changes.get("after", ()),
-        ]
-        for name, content in (
-            ("config", config | changes.get("config", {})),
-            ("policy_preprocessor", {"steps": before}),
-            ("policy_postprocessor", {"steps": after}),
-        ):
-            (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        (tmp_path / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-        return tmp_path
-
-    return write
-
-
-def options(folder: Path, **given: Any) -> LoadOptions:
-    return LoadOptions(
-        policy="groot_n17", checkpoint=folder, prompt="pick it up", threads=1, **given
-    )
-
-
-def observation(side: int = 80, state: tuple[float, ...] = (0.5, -3.0, 1.0)) -> Observation:
-    draw = np.random.default_rng(1)
-    images = {
-        view: draw.integers(0, 256, (side, side, 3), dtype=np.uint8) for view in POLICY.slots[:2]
-    }
-    return Observation(images, np.array(state, np.float32))
+from .folders import (
+    MODALITY,
+    ROBOT,
+    STATISTICS,
+    TINY,
+    Folder,
+    arm,
+    observation,
+    options,
+)
 
 
 def test_an_official_folder(official: Folder) -> None:
@@ -273,6 +133,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"processor": {"crop_fraction": 2}}, "crop_fraction in .*: expected a number in .*got 2"),
     ({"processor": {"shortest_image_edge": "big"}}, "shortest_image_edge in .*: expected a whole"),
     ({"embodiment_id": {ROBOT: "two"}}, "slot of embodiment 'single_arm': expected a whole"),
+    (
+        {"processor": {"modality_configs": {}}},
+        "modality_configs in .*: expected a robot's groups at least, got none; copy",
+    ),
+    ({"statistics": {ROBOT: arm([0.5, -2.0], [-1.0, 2.0])}}, "arm.q99.0.: .*not below 0.5, .*q01"),
+    ({"statistics": {ROBOT: arm([-1e38, -2.0], [1e38, 2.0])}}, "arm.q01.0.: .*below 1e.30, got -"),
+    ({"statistics": {ROBOT: arm([-1.0, -2.0], [1e39, 2.0])}}, "arm.q99.0.: .*below 1e.30, got 1e"),
+    (
+        {"statistics": {ROBOT: arm([-1.0, -2.0], ["1", "2"])}},
+        "q99 in .*arm.: expected numbers, .*got .2. <U1",
+    ),
+    ({"statistics": {ROBOT: arm([-1.0, -2.0], [2.0])}}, "arm.q99: .* shape .*, .2., got .1."),
 ]
 
 
@@ -296,10 +168,21 @@ def test_steps_that_are_not_known_are_refused(lerobot: Folder) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"views": ("view_0",)}, "option 'views': expected 2 of them, .*: front, wrist, got"),
+        (
+            {"views": ("view_0",)},
+            "option 'views': expected view_0, view_1, as the .* trained with: front, wrist, got",
+        ),
+        (
+            {"views": ("view_1", "view_2")},
+            "option 'views': expected view_0, view_1, as the .* trained with: front, wrist, got",
+        ),
         ({"state_dim": 4}, "option 'state_dim': expected 3, as the checkpoint was trained, got 4"),
         ({"preset": "base"}, "option 'preset': expected 'tiny', as the weights"),
-        ({"extra": {"embodiment": 1}}, "the slot of one of {'single_arm': 2}, got 1, of 0"),
+        (
+            {"extra": {"embodiment": 1}},
+            "option 'embodiment': expected the slot of a robot that the checkpoint knows: "
+            "2 .single_arm., got 1, which no robot has$",
+        ),
         ({"real_time_chunking": True, "absent_views": 1}, "policy 'groot_n17' needs every camera"),
     ],
 )

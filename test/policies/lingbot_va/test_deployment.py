@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from flashrt_core.errors import FlashRTError, OptionError, WeightsError
-from flashrt_core.load import LoadOptions, describe, load
+from flashrt_core.load import LoadOptions, describe, load, processor_of
 from flashrt_core.policies.base import Observation
 from flashrt_core.policies.lingbot_va import POLICY
 from flashrt_core.policies.lingbot_va.deployment import read_deployment
@@ -52,6 +52,14 @@ def official(tmp_path: Path) -> Path:
     save(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors", WEIGHTS, NET)
     beside(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def stats(tmp_path: Path) -> Path:
+    """Statistics of three actions, which an official folder has none of."""
+    file = tmp_path / "stats.json"
+    file.write_text(json.dumps({"norm_stats": {"actions": {"q01": LOW, "q99": HIGH}}}))
+    return file
 
 
 @pytest.fixture
@@ -110,13 +118,10 @@ def options(folder: Path, **changes: Any) -> LoadOptions:
     )
 
 
-def test_an_official_folder(official: Path, tmp_path: Path) -> None:
-    stats = {"norm_stats": {"actions": {"q01": LOW, "q99": HIGH}}}
-    file = tmp_path / "stats.json"
-    file.write_text(json.dumps(stats))
+def test_an_official_folder(official: Path, stats: Path) -> None:
     found = read_deployment(official)
     assert (found.origin, found.preset, found.details.trained) == ("official", "tiny", True)
-    session = load(options(official, norm_stats=file, action_dim=3, extra={"channels": (0, 2, 4)}))
+    session = load(options(official, norm_stats=stats, action_dim=3, extra={"channels": (0, 2, 4)}))
     draw = np.random.default_rng(0)
     images = {view: draw.integers(0, 256, (32, 32, 3), dtype=np.uint8) for view in VIEWS}
     decision = session.decide(Observation(images))
@@ -126,16 +131,53 @@ def test_an_official_folder(official: Path, tmp_path: Path) -> None:
     session.engine.close()
 
 
-def test_an_encoding_has_no_more_ids_than_the_encoder_has_rows(official: Path) -> None:
-    missing = describe(options(official, extra={"text_vocab": 512})).missing
+def test_an_official_folder_without_statistics_is_refused(official: Path) -> None:
+    missing = describe(options(official)).missing
+    assert missing is not None
+    assert str(missing).startswith("option 'norm_stats': expected statistics of the robot: the ")
+    with pytest.raises(OptionError, match=r"got none; write q01 and q99 .* norm_stats.actions.q01"):
+        load(options(official))
+
+
+def test_statistics_of_whole_rows_are_those_of_the_channels(official: Path, stats: Path) -> None:
+    """As the official program writes them: a number a column, 0 in those that are not used."""
+    given = {"norm_stats": stats, "action_dim": 3, "extra": {"channels": (0, 29, 4)}}
+    few = processor_of(options(official, **given))
+    whole = {"q01": [0.0] * 30, "q99": [0.0] * 30}
+    for place, low, high in zip((0, 29, 4), LOW, HIGH, strict=True):
+        whole["q01"][place], whole["q99"][place] = low, high
+    stats.write_text(json.dumps({"norm_stats": {"actions": whole}}))
+    assert processor_of(options(official, **given)).identity == few.identity
+    short = {name: values[:10] for name, values in whole.items()}
+    stats.write_text(json.dumps({"norm_stats": {"actions": short}}))
+    with pytest.raises(
+        OptionError, match="expected 3 numbers, one a channel in use, or 30, .*got 10"
+    ):
+        processor_of(options(official, **given))
+
+
+def test_a_robot_of_more_numbers_is_told_how_to_name_them(official: Path, stats: Path) -> None:
+    missing = describe(options(official, norm_stats=stats, action_dim=14)).missing
+    assert missing is not None
+    assert (
+        "at most 7, the columns of an action row in use (channels=0,1,2,3,4,5,6), got 14; name"
+        in str(missing)
+    )
+    assert "--set channels=0,1,2" in str(missing)
+
+
+def test_an_encoding_has_no_more_ids_than_the_encoder_has_rows(official: Path, stats: Path) -> None:
+    given = options(official, extra={"text_vocab": 512}, norm_stats=stats, action_dim=3)
+    missing = describe(given).missing
     assert missing is not None
     assert "expected at most 512 ids, rows of the embedding table, got 1024" in str(missing)
 
 
-def test_prompts_go_through_the_folders_text_encoder(official: Path) -> None:
-    described = describe(options(official))
+def test_prompts_go_through_the_folders_text_encoder(official: Path, stats: Path) -> None:
+    given = options(official, norm_stats=stats, action_dim=3)
+    described = describe(given)
     assert described.missing is None and described.fingerprint is not None
-    session = load(options(official))
+    session = load(given)
     values = session.processor.encode(
         Observation({view: np.zeros((32, 32, 3), np.uint8) for view in VIEWS}), "stack them"
     )
@@ -184,8 +226,46 @@ def test_the_frozen_networks_may_lie_elsewhere(lerobot: Path, tmp_path: Path) ->
         (lambda at: write_config(at, height="a"), WeightsError, "height in .*whole number"),
         (lambda at: write_config(at, attn_window=5000), OptionError, "'window'.*1..1024|2..1024"),
         (lambda at: (at / "vae").rename(at / "w"), WeightsError, "the folder vae with diffusion"),
-        (lambda at: (at / "tokenizer").rename(at / "t"), OptionError, "got no tokenizer"),
-        (lambda at: (at / "text_encoder").rename(at / "t"), OptionError, "got no text encoder"),
+        (
+            lambda at: (at / "tokenizer").rename(at / "t"),
+            OptionError,
+            "option 'tokenizer': expected spiece.model .* got none; copy the folder tokenizer",
+        ),
+        (
+            lambda at: (at / "text_encoder").rename(at / "t"),
+            OptionError,
+            "option 'checkpoint': expected the folder text_encoder .* got none; copy the folder ",
+        ),
+        (
+            lambda at: write_config(at, used_action_channel_ids=5),
+            WeightsError,
+            "used_action_channel_ids in .*config.json': expected a list of whole .*, got 5$",
+        ),
+        (
+            lambda at: write_config(at, output_features={"action": 5}),
+            WeightsError,
+            "action in .*output_features': expected a JSON object, got 5$",
+        ),
+        (
+            lambda at: write_config(at, output_features={"action": {"shape": [3, 2]}}),
+            WeightsError,
+            "output_features.action': expected one number, got .3, 2.$",
+        ),
+        (
+            lambda at: write_config(at, camera_layout="robotwin_tshape", height=64, width=64),
+            OptionError,
+            "option 'views': expected view_0, view_1, view_2: pictures of .* got .'view_0', ",
+        ),
+        (
+            lambda at: write_config(at, obs_cam_keys=["a"]),
+            OptionError,
+            "option 'views': expected view_0, as the checkpoint was trained with: a, got",
+        ),
+        (
+            lambda at: write_config(at, obs_cam_keys=["a", "b", "c", "d"]),
+            WeightsError,
+            "cameras of the checkpoint's robot: expected at most 3, got .'a', 'b', 'c', 'd'.$",
+        ),
         (lambda at: (at / "stats.safetensors").unlink(), WeightsError, "stats.safetensors"),
     ],
 )
@@ -198,10 +278,28 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "\n" not in str(told.value)
 
 
-def test_a_tensor_of_another_shape(official: Path) -> None:
+@pytest.mark.parametrize(
+    "views", [("view_0",), ("view_1", "view_2"), ("view_0", "view_1", "view_2")]
+)
+def test_other_cameras_than_it_was_trained_with(lerobot: Path, views: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError) as told:
+        load(options(lerobot, views=views))
+    assert str(told.value) == (
+        "option 'views': expected view_0, view_1, as the checkpoint was trained with: image, "
+        f"image2, got {list(views)}"
+    )
+
+
+def test_a_shorter_prompt_shortens_the_presets_buckets(lerobot: Path) -> None:
+    write_config(lerobot, max_sequence_length=16)
+    shapes = describe(options(lerobot)).contract.shapes
+    assert [shape.prompt_tokens for shape in shapes] == [16]
+
+
+def test_a_tensor_of_another_shape(official: Path, stats: Path) -> None:
     file = official / "vae" / "diffusion_pytorch_model.safetensors"
     file.unlink()
     other = Formulas(POLICY.tensors(POLICY.config("tiny", vae_base=16)))
     save(file, other, VAE)
     with pytest.raises(WeightsError, match="of another shape"):
-        load(options(official))
+        load(options(official, norm_stats=stats, action_dim=3))

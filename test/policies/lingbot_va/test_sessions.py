@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,13 @@ from flashrt_core.errors import (
     StaleStateError,
 )
 from flashrt_core.load import LoadOptions, load
+from flashrt_core.past import Past
 from flashrt_core.policies.base import Observation
 from flashrt_core.policies.lingbot_va import POLICY
 from flashrt_core.policies.lingbot_va.reference import Reference
 from flashrt_core.session import Session
 from flashrt_core.weights import open_weights
+from test.core.capsules import refused, signed, taken_apart
 
 VIEWS = ("view_0", "view_1")
 OPTIONS = LoadOptions(
@@ -223,6 +227,33 @@ def test_a_file_goes_on_elsewhere(main: Session, tmp_path: Path) -> None:
     other.engine.close()
 
 
+def test_a_file_whose_episode_fits_no_plan_is_refused(main: Session, tmp_path: Path) -> None:
+    go_on(main, 2)
+    main.snapshot("there")
+    main.engine.store.write_file("there", tmp_path / "c")
+    whole, payload = taken_apart((tmp_path / "c").read_bytes())
+    main.engine.store.drop("there")
+    at = next(n for n, each in enumerate(whole["arrays"]) if each["role"] == "raw")
+    rows, columns = whole["arrays"][at]["shape"]
+    assert (rows, columns) == (8, 30)
+    for change, said in (
+        (
+            {"shape": [columns, rows]},
+            f"[{rows}, {columns}] float32, finite, got [{columns}, {rows}",
+        ),
+        ({"shape": [rows * columns]}, f"finite, got [{rows * columns}] float32"),
+        ({"dtype": "<i4"}, "finite, got [8, 30] int32"),
+        ({"turn": 1 << 40}, "at most the session's 2 decisions in its episode, got 1099511627776"),
+        ({"turn": 0}, "no actions of the decision before, of 0 in the episode, got others"),
+    ):
+        document = copy.deepcopy(whole)
+        (document if "turn" in change else document["arrays"][at]).update(change)
+        if change == {"turn": 0}:
+            del document["turn"]
+        (tmp_path / "c").write_bytes(signed(document, payload))
+        assert said in refused(main, tmp_path / "c")
+
+
 def test_a_new_episode_remembers_nothing(main: Session) -> None:
     noise = {
         spec.name: np.ones(spec.shape, np.float32)
@@ -240,19 +271,24 @@ def test_in_the_middle_of_a_chunk(main: Session) -> None:
     main.snapshot("end")
     images = pictures(0, 2, 1)[0]
     main.record(images)
-    for refused in (
-        lambda: main.snapshot("middle"),
-        lambda: main.engine.fork("middle", source="main"),
-    ):
-        with pytest.raises(CapsuleError, match="at the end of a chunk.*1 pictures of a chunk"):
-            refused()
+    with pytest.raises(CapsuleError, match="at the end of a chunk.*1 pictures of a chunk"):
+        main.snapshot("middle")
+    main.snapshot("middle", midway=True)
+    fork = main.engine.fork("fork", source="main")  # it has seen that picture, too
     with pytest.raises(InputError, match=r"expected 8 of each camera, one every 1.*got 2") as told:
         main.decide(Observation(images))
     assert "\n" not in str(told.value)
     main.restore("end")  # what was seen of the chunk is given up with it
     expected = raws(go_on(main, 1))
-    main.restore("end")
-    assert raws(go_on(main, 1)) == expected
+    for name in ("end", "middle"):  # the same: a capsule holds what the decision left
+        main.restore(name)
+        assert raws(go_on(main, 1)) == expected
+    with pytest.raises(InputError, match="got 2"):
+        fork.decide(Observation(images))
+    *rest, last = pictures(0, 2, 8)[1:]
+    for seen in rest:
+        fork.record(seen)
+    assert raws([fork.decide(Observation(last, stamp_ns=3))]) == expected
 
 
 def test_what_a_history_does_not_take(main: Session) -> None:
@@ -268,6 +304,8 @@ def test_what_a_history_does_not_take(main: Session) -> None:
     go_on(main, 2)
     for images in pictures(0, 2, 7):
         main.record(images)
+    nan, far = np.zeros((8, 7)), np.zeros((8, 7))
+    nan[3, 5], far[7, 0] = np.nan, 10.1
     wrong = [
         (lambda: main.record(images), InputError, "7 before the observation"),
         (lambda: main.act(), SessionError, "which has a history"),
@@ -275,12 +313,25 @@ def test_what_a_history_does_not_take(main: Session) -> None:
         (lambda: main.export(), ContractError, "one with a history"),
         (lambda: main.decide(Observation(images), executed=np.zeros((7, 7))), InputError, "whole"),
         (lambda: main.decide(Observation(images), executed=np.zeros((8, 6))), InputError, "8, 7"),
+        (lambda: main.decide(Observation(images), executed=nan), InputError, "nan in row 3, .* 5"),
+        (lambda: main.decide(Observation(images), executed=far), InputError, "10.1 in row 7, .* 0"),
         (lambda: main.decide(Observation(images), noise={"x": np.zeros(1)}), InputError, "noise"),
     ]
     for call, kind, said in wrong:
         with pytest.raises(kind, match=said):
             call()
     main.decide(Observation(images), executed=np.zeros((8, 7)))  # nothing of it was lost
+
+
+def test_what_was_done_as_decided_changes_no_bit(main: Session) -> None:
+    go_on(main, 2)
+    main.snapshot("end")
+    expected = raws(go_on(main, 1))
+    main.restore("end")
+    assert raws(go_on(main, 1, executed=main.chunk())) == expected
+    alone: Any = SimpleNamespace(history=None)
+    with pytest.raises(InputError, match=r"got an array of shape \[10, 7\]"):
+        Past(alone, main.processor).windows({}, main.host_state(), np.zeros((10, 7)))
 
 
 def test_after_a_failure_an_episode_starts_again(

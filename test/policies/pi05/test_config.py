@@ -88,7 +88,12 @@ def test_overrides() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"horizn": 4}, "override 'horizn' of policy 'pi05': expected one of .*'horizon'"),
+        (
+            {"horizn": 4},
+            "override 'horizn' of policy 'pi05': expected the name of a value, like horizon, got "
+            "no such value; flashrt inspect pi05 --json lists them",
+        ),
+        ({"q": 4}, "override 'q' of policy 'pi05': expected a value's name, got no such value; "),
         ({"trunk": 3}, "override 'trunk'"),
         ({"horizon": 0}, "override 'horizon' .*: expected a whole number in 1..256, got 0"),
         ({"horizon": 2.0}, "got 2.0"),
