@@ -33,7 +33,7 @@ class WarpgroupProduct;
 
 // kTokens: n of the products; kSteps: 64-wide pieces of K a warpgroup; kAhead: steps of x in flight.
 template <int kTokens_, int kSteps_, int kSplit_, From kWeights_, int kAhead_, bool kNorm_,
-          class Weight_ = bf16, bool kCentred_ = false, bool kLean_ = false>
+          class Weight_ = bf16, bool kCentred_ = false>
 struct WarpgroupShape {
   template <class Op>
   using Product = WarpgroupProduct<WarpgroupShape, Op>;
@@ -43,7 +43,7 @@ struct WarpgroupShape {
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
-  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = kLean_;
+  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = false;
   // The last two carry shift, with kCentred the last four shift and gain.
   static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
@@ -295,13 +295,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       }
       publish_shared();
       if constexpr (S::kTiles) wait_bytes(barrier(kWeightsCame + columns));
-      if (S::kBulk && step == 0) {
-        if constexpr (S::kLean) {
-          barrier_wait(shared_address(barrier(kWeightsCame + group_)), 0);
-        } else {
-          wait_bytes(barrier(kWeightsCame + group_));
-        }
-      }
+      if (S::kBulk && step == 0) wait_bytes(barrier(kWeightsCame + group_));
       uint32_t w[4][4];
       if constexpr (S::kEager) load_operands(step, columns, w);  // under the products of before
       // When all have waited here for the products of the step before, its place is free again.

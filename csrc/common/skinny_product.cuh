@@ -16,7 +16,6 @@
 
 #include "few_rows.cuh"
 #include "mma.cuh"
-#include "numbers.cuh"
 #include "pdl.cuh"
 
 namespace flashrt {
@@ -24,11 +23,10 @@ namespace flashrt {
 template <class S, class Op>
 class SkinnyProduct;
 
-// kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp. kWarm: the
-// products are made once before pdl_wait(), of nothing, so that their code has come by then.
+// kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp; kLean as
+// in few_rows.cuh.
 template <int kTiles_, int kColumns_, int kChunks_, int kRowWarps_, int kDepthWarps_, int kSplit_,
-          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16, bool kLean_ = false,
-          bool kWarm_ = false>
+          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16, bool kLean_ = false>
 struct SkinnyShape {
   template <class Op>
   using Product = SkinnyProduct<SkinnyShape, Op>;
@@ -39,7 +37,7 @@ struct SkinnyShape {
   static constexpr int kRowWarps = kRowWarps_, kDepthWarps = kDepthWarps_;
   static constexpr int kSplit = kSplit_;
   static constexpr bool kBulkWeights = kWeights_ == From::kBulk, kNorm = kNorm_;
-  static constexpr bool kCentred = false, kSteady = false, kLean = kLean_, kWarm = kWarm_;
+  static constexpr bool kCentred = false, kSteady = false, kLean = kLean_;
   static constexpr int kWindow = kWindow_;  // columns of W under way at a time, in bulk copies
 
   static constexpr int kTokens = 16 * kTiles;
@@ -113,16 +111,8 @@ class SkinnyProduct : FewRows<S, Op> {
     if constexpr (S::kNorm) fetch_condition();
     if constexpr (S::kSplit > 1) cluster_wait();
     this->probe(1);
-    if constexpr (S::kWarm) {
-#pragma unroll 1
-      for (int pass = 0; pass < 2; ++pass) {
-        if (pass > 0) begin();
-        multiply(pass > 0);
-      }
-    } else {
-      begin();
-      multiply(true);
-    }
+    begin();
+    multiply();
     this->probe(5);
     this->collect();
   }
@@ -264,7 +254,7 @@ class SkinnyProduct : FewRows<S, Op> {
     return tokens_[chunk % S::kAhead][tile][half];
   }
 
-  __device__ __forceinline__ void multiply(bool kept) {
+  __device__ __forceinline__ void multiply() {
     float sums[S::kChains][S::kTiles][S::kColumns][4] = {};
     float squares[S::kNorm ? S::kSquareChains : 1][S::kNorm ? S::kTiles : 1][4] = {};
     constexpr bool kInPlace = S::kNorm && S::kTiles == 1;
@@ -312,10 +302,6 @@ class SkinnyProduct : FewRows<S, Op> {
       }
     }
     if constexpr (S::kBulkWeights) __syncthreads();  // all have read the weights that lie here
-    if (S::kWarm && !kept) {
-      settle(sums[0][0][0][0]);
-      return;
-    }
     leave_partials(sums);
     if constexpr (S::kNorm) {
       if (row_warp_ == 0) leave_squares(squares);

@@ -6,7 +6,7 @@
 // float32 sums and activation, one rounding into y; x (1 + scale) is rounded to bf16
 // needs K = 1024, 2 F a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 4 K F bytes; half of it with int8
-#pragma once  // trial_forms.cu makes further forms of its kernels
+#pragma once  // expert_forms.cu makes further forms of its kernels
 
 #include "../common/activation.cuh"
 #include "../common/few_rows_product_sm90.cuh"
@@ -59,7 +59,7 @@ using Geglu54Sm90 = WarpgroupShape<56, 4, 2, From::kBulk, 2, true>;
 static_assert(Geglu54Sm90::kSharedBytes == 113568, "as the launcher has it");
 using Geglu62Sm90 = WarpgroupShape<64, 8, 1, From::kBulk, 2, true>;
 static_assert(Geglu62Sm90::kSharedBytes == 171552, "as the launcher has it");
-using Geglu14ClusterI8 = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
+using Geglu14ClusterI8 = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t, true>;
 static_assert(Geglu14ClusterI8::kSharedBytes == 70224, "as the launcher has it");
 using Geglu30ClusterI8 = SkinnyShape<2, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
 static_assert(Geglu30ClusterI8::kSharedBytes == 80976, "as the launcher has it");

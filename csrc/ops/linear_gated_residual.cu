@@ -5,7 +5,7 @@
 // float32 throughout, one rounding into y
 // needs K = 2048 or 4096, or 3072 or 14336 in those with tiles of both; N a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
-#pragma once  // trial_forms.cu makes further forms of its kernels
+#pragma once  // expert_forms.cu makes further forms of its kernels
 
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
@@ -127,13 +127,13 @@ using Down56Sm90 = WarpgroupShape<56, 4, 8, From::kTiles, 2, false>;
 static_assert(Down56Sm90::kSharedBytes == 108592, "as the launcher has it");
 using Down64Sm90 = WarpgroupShape<64, 4, 8, From::kTiles, 2, false>;
 static_assert(Down64Sm90::kSharedBytes == 114736, "as the launcher has it");
-using Out16ClusterI8 = SkinnyShape<1, 4, 4, 1, 4, 4, From::kRegisters, 0, false, int8_t>;
+using Out16ClusterI8 = SkinnyShape<1, 4, 4, 1, 4, 4, From::kRegisters, 0, false, int8_t, true>;
 static_assert(Out16ClusterI8::kSharedBytes == 12336, "as the launcher has it");
 using Out32ClusterI8 = SkinnyShape<2, 2, 4, 1, 8, 2, From::kRegisters, 0, false, int8_t>;
 static_assert(Out32ClusterI8::kSharedBytes == 26656, "as the launcher has it");
 using Out64ClusterI8 = SkinnyShape<4, 2, 4, 1, 8, 2, From::kRegisters, 0, false, int8_t>;
 static_assert(Out64ClusterI8::kSharedBytes == 53280, "as the launcher has it");
-using Down16ClusterI8 = SkinnyShape<1, 4, 4, 1, 8, 4, From::kRegisters, 0, false, int8_t>;
+using Down16ClusterI8 = SkinnyShape<1, 4, 4, 1, 8, 4, From::kRegisters, 0, false, int8_t, true>;
 static_assert(Down16ClusterI8::kSharedBytes == 22576, "as the launcher has it");
 using Down32ClusterI8 = SkinnyShape<2, 4, 4, 1, 8, 4, From::kBulk, 4, false, int8_t>;
 static_assert(Down32ClusterI8::kSharedBytes == 45104, "as the launcher has it");

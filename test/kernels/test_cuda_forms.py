@@ -20,6 +20,7 @@ from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
     ada_rms_norm_qkv_rope_kv_ref,
 )
 from flashrt_core.kernels.attention import attention, attention_ref
+from flashrt_core.kernels.expert_forms import EXPERT
 from flashrt_core.kernels.forms import FORMS, Forms, find_forms
 from flashrt_core.kernels.layer_norm_attention import (
     layer_norm_attention,
@@ -40,7 +41,7 @@ pytestmark = runs_kernels
 
 _HEAD = ("early", "early, pairs", "direct", "direct, pairs", "direct, deep")
 _HEAD_I8 = ("i8 asking", "i8 direct", "i8 direct, pairs")
-_EXPERT = ("lean", "warm", "by two", "wide")
+_EXPERT = (*EXPERT, "expert, out+1", "expert, out+2")
 #: Kernels that were launched.
 _LAUNCHED: set[str] = set()
 
@@ -156,7 +157,7 @@ def test_attention_of_the_head(device: Any, draw: Any, form: str, keys: int) -> 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["bf16", "i8"])
 @pytest.mark.parametrize("form", _EXPERT)
-@pytest.mark.parametrize("rows", [1, 10])
+@pytest.mark.parametrize("rows", [1, 10, 50])
 def test_products_of_the_expert(device: Any, draw: Any, form: str, whole: bool, rows: int) -> None:
     heads, dim = 1, 256
     x, mixed, hidden_rows = draw(rows, 1024), draw(rows, 2048), draw(rows, 4096)
@@ -204,18 +205,31 @@ def test_products_of_the_expert(device: Any, draw: Any, form: str, whole: bool, 
         assert error(stream, want) < CHAINED
 
 
-@pytest.mark.parametrize("prefix", [560, 900])
-def test_queries_of_the_expert(device: Any, draw: Any, prefix: int) -> None:
-    rows, heads, dim = 10, 8, 256
-    q, cache = draw(rows, heads, dim), draw(prefix + rows, 2, 1, dim)
+@pytest.mark.parametrize("low_bit", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(("rows", "valid"), [(24, 20), (24, 1), (130, 97), (161, 161)])
+def test_attention_of_a_prefix(
+    device: Any, draw: Any, rows: int, valid: int, low_bit: bool
+) -> None:
+    heads, dim = 3, 256
+    q, cache = draw(rows, heads, dim), draw(rows, 2, 1, dim)
     k, v = cache.unbind(1)
+    cache[valid:] = float("nan")
+    length = torch.tensor([valid], dtype=torch.int32, device=PLACE)
     out, want = empty(rows, heads * dim), expected((rows, heads * dim))
-    valid = torch.tensor([prefix - 3], dtype=torch.int32, device=PLACE)
-    mask: dict[str, Any] = {"prefix_length": valid, "prefix_rows": prefix, "scale": dim**-0.5}
-    with formed(device, "lean"):
-        noted(run(device, lambda lane: attention(lane, q, k, v, out, **mask)))
+    scales: dict[str, Any] = {}
+    if low_bit:
+        out, scales = (
+            out.to(torch.float8_e4m3fn),
+            {"out_scale": torch.tensor([1 / 64], device=PLACE)},
+        )
+    mask: dict[str, Any] = {"prefix_length": length, "prefix_rows": rows, "scale": dim**-0.5}
+    with formed(device, "attention pairs"):
+        program = run(device, lambda lane: attention(lane, q, k, v, out, **mask, **scales))
+        noted(program)
+    assert "pairs" in program.launches[-1]
     attention_ref(q.float(), k.float(), v.float(), want, **mask)
-    assert error(out, want) < CHAINED
+    found = out.float() / 64 if low_bit else out
+    assert error(found, want) < (0.04 if low_bit else CHAINED)
 
 
 def test_products_ask_ahead(device: Any, draw: Any) -> None:
@@ -246,7 +260,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_wide_sm90", "_hopper")
+    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_hopper", "_pairs_sm90")
     return any(part in name for part in parts)
 
 
