@@ -29,6 +29,8 @@ static_assert(AskDown16Bf16::kSharedBytes == 22576, "as the launcher has it");
 
 using AskQkv14I8 = SkinnyShape<1, 8, 2, 1, 8, 2, From::kRegisters, 0, true, int8_t, true>;
 static_assert(AskQkv14I8::kSharedBytes == 42704, "as the launcher has it");
+using WholeQkv14I8 = SkinnyShape<1, 2, 4, 1, 8, 1, From::kRegisters, 0, true, int8_t, true>;
+static_assert(WholeQkv14I8::kSharedBytes == 14880, "as the launcher has it");
 using AskOut16I8 = SkinnyShape<1, 4, 4, 1, 4, 4, From::kRegisters, 0, false, int8_t, true>;
 static_assert(AskOut16I8::kSharedBytes == 12336, "as the launcher has it");
 using WholeOut16I8 = SkinnyShape<1, 1, 8, 1, 8, 1, From::kRegisters, 0, false, int8_t, true>;
@@ -87,6 +89,7 @@ FLASHRT_ASKING_GEGLU(ada_rms_norm_geglu_14_bf16_asking_hopper, AskGeglu14Bf16, 2
 FLASHRT_ASKING_GEGLU(ada_rms_norm_geglu_14_bf16_parts_hopper, PartGeglu14Bf16, 4)
 FLASHRT_ASKING_RESIDUAL(linear_gated_residual_k4096_16_bf16_asking_hopper, AskDown16Bf16, 2)
 FLASHRT_ASKING_QKV(ada_rms_norm_qkv_rope_kv_14_i8_asking_hopper, AskQkv14I8, 2)
+FLASHRT_ASKING_QKV(ada_rms_norm_qkv_rope_kv_14_i8_whole_hopper, WholeQkv14I8, 2)
 FLASHRT_ASKING_RESIDUAL(linear_gated_residual_k2048_16_i8_asking_hopper, AskOut16I8, 4)
 FLASHRT_ASKING_RESIDUAL(linear_gated_residual_k2048_16_i8_whole_hopper, WholeOut16I8, 2)
 FLASHRT_ASKING_GEGLU(ada_rms_norm_geglu_14_i8_asking_hopper, AskGeglu14I8, 2)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .attention_few_queries import few_queries
 from .attention_heads import HEADS_SHARED, heads_kernel
 from .biased_attention import biased_attention_launch
 from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
 from .op import Lane, Op
 from .quantised import given, store
-from .skinny import LARGE_CLUSTERS
 
 
 def attention_ref(
@@ -96,75 +94,6 @@ def _shared_kv_sm90(
         launcher.launch(pairs, 2 * tiles, 128, args, shared_bytes=_PAIRS_SHARED, cluster=2)
     else:
         launcher.launch(kernel, tiles, 384, args, shared_bytes=_SHARED_KV_SM90_SHARED)
-
-
-@dataclass(frozen=True)
-class _ClusterPlan:
-    """One built kernel for few queries whose keys are split over a cluster of eight blocks.
-
-    Attributes:
-        rows: of the list of queries, a block.
-        keys: most keys of all eight blocks.
-        shared_bytes: dynamic shared memory; the source asserts the same number.
-    """
-
-    rows: int
-    keys: int
-    shared_bytes: int
-
-
-_CLUSTER_PLANS = (
-    _ClusterPlan(8, 640, 54_160),
-    _ClusterPlan(8, 1024, 78_736),
-    _ClusterPlan(16, 640, 67_344),
-    _ClusterPlan(16, 1024, 91_920),
-    _ClusterPlan(32, 1024, 118_288),
-)
-#: Clusters of eight blocks that run at the same time, even with one block a multiprocessor.
-_CLUSTERS_AT_ONCE = 15
-
-
-def _choose_cluster(launcher: Launcher, rows: int, keys: int) -> _ClusterPlan | None:
-    """The plan with the fewest rows a block that runs at once; None where none takes the keys."""
-    if launcher.architecture // 10 not in LARGE_CLUSTERS:
-        return None
-    plans = [plan for plan in _CLUSTER_PLANS if keys <= plan.keys]
-    at_once = (plan for plan in plans if blocks(rows, plan.rows) <= _CLUSTERS_AT_ONCE)
-    return next(at_once, max(plans, key=lambda plan: plan.rows, default=None))
-
-
-def _few_queries(
-    launcher: Launcher,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    prefix_length: Tensor,
-    prefix_rows: int,
-    scale: float,
-) -> None:
-    """Queries of all heads as one list of rows, a few of them a block."""
-    rows = q.shape[0] * q.shape[1]
-    counts = (rows, prefix_rows, k.shape[0] - prefix_rows, k.stride(0))
-    args = (q, k, v, out, prefix_length, *counts, scale)
-    plan = _choose_cluster(launcher, rows, k.shape[0])
-    if plan is not None:
-        launcher.launch(
-            f"attention_few_queries_d256_{plan.rows}_{plan.keys}_bf16_cluster",
-            (8, blocks(rows, plan.rows)),
-            256,
-            args,
-            shared_bytes=plan.shared_bytes,
-            cluster=8,
-        )
-        return
-    launcher.launch(
-        "attention_few_queries_d256_bf16",
-        (1, blocks(rows, 16)),
-        256,
-        args,
-        shared_bytes=43_904 + 1_408 * min(rows, 16),
-    )
 
 
 def attention_launch(
@@ -276,7 +205,7 @@ def _shared_kv(
     contiguous = q.stride(0) == out.stride(0) == heads * dim
     few = rows <= 64 and contiguous and into == "bf16"
     if prefix_length is not None and prefix_rows < keys and few:
-        _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
+        few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
         return
     whole = prefix_length is None or prefix_rows == keys
     if launcher.architecture == 90 and contiguous and whole:

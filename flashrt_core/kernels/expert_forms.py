@@ -50,6 +50,7 @@ _OUT_WHOLE: _Plans = {
     f"{_OUT}_16_{into}_cluster": (_plan(_OUT, 16, 8, 4_112, f"{into}_whole"),)
     for into in ("bf16", "i8")
 }
+_QKV_WHOLE: _Plans = {f"{_QKV}_14_i8_sm90": (_plan(_QKV, 14, 16, 14_880, "i8_whole"),)}
 _GEGLU_PARTS: _Plans = {
     f"{_GEGLU}_14_{into}_cluster": (_plan(_GEGLU, 14, 32, shared, f"{into}_parts", 1, 128),)
     for into, shared in (("bf16", 69_936), ("i8", 36_144))
@@ -58,11 +59,18 @@ _DOWN_BY_2: _Plans = {
     f"{_DOWN}_16_i8_cluster": (_plan(_DOWN, 16, 16, 34_336, "i8_by_2_asking", 2),)
 }
 
-#: Attention of a prefix to itself, for forms that have it.
+#: Attention of a prefix to itself, and of many rows of the expert with half of them a block.
 PAIRS: Mapping[str, str] = MappingProxyType(
     {
         f"attention_shared_kv_d256_{into}_sm90": f"attention_shared_kv_d256_{into}_pairs_sm90"
         for into in ("bf16", "fp8")
+    }
+)
+HALVES: Mapping[str, str] = MappingProxyType(
+    {
+        "attention_few_queries_d256_32_1024_bf16_cluster": (
+            "attention_few_queries_d256_16_1024_bf16_cluster"
+        )
     }
 )
 #: Plans by the name of a form; with "+1" or "+2" behind it (forms.py) products ask.
@@ -72,5 +80,6 @@ EXPERT: Mapping[str, _Plans] = MappingProxyType(
         "expert, out": {**_FEW, **_MANY, **_OUT_WHOLE},
         "expert, parts": {**_FEW, **_MANY, **_OUT_WHOLE, **_GEGLU_PARTS},
         "expert, down": {**_FEW, **_MANY, **_OUT_WHOLE, **_DOWN_BY_2},
+        "expert, qkv": {**_FEW, **_MANY, **_OUT_WHOLE, **_QKV_WHOLE},
     }
 )

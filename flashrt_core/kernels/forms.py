@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .expert_forms import EXPERT, PAIRS
+from .expert_forms import EXPERT, HALVES, PAIRS
 from .skinny import SkinnyPlan
 
 #: Kinds of fused attention of ``layer_norm_attention``: to a context, and of rows to each other.
@@ -140,7 +140,8 @@ _CHOICES = (
     # The expert of pi0.5.
     *(Forms(name, plans) for name, plans in EXPERT.items()),
     Forms("attention pairs", kernels=PAIRS),
-    *(Forms(f"{name}, attention pairs", plans, PAIRS) for name, plans in EXPERT.items()),
+    Forms("attention halves", kernels=HALVES),
+    *(Forms(f"{name}, attention", plans, {**PAIRS, **HALVES}) for name, plans in EXPERT.items()),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})
