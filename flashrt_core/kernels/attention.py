@@ -119,10 +119,12 @@ def attention_launch(
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
     if dim in (64, 72) and runs and prefix_length is None and key_bias is None:
+        kernel = f"attention_segments_d{dim}_{into}"
+        halves = launcher.forms.kernels.get(kernel)  # of the keys, a warp
         launcher.launch(
-            f"attention_segments_d{dim}_{into}",
+            halves or kernel,
             (4, heads, segments),
-            128,
+            256 if halves else 128,
             (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
             shared_bytes=_SEGMENT_SHARED,
         )

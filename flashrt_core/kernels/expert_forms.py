@@ -59,10 +59,16 @@ _DOWN_BY_2: _Plans = {
     f"{_DOWN}_16_i8_cluster": (_plan(_DOWN, 16, 16, 34_336, "i8_by_2_asking", 2),)
 }
 
-#: Attention of a prefix to itself, and of many rows of the expert with half of them a block.
+#: Attention of a prefix to itself, of the image tower, and of many rows of the expert, by more warps.
 PAIRS: Mapping[str, str] = MappingProxyType(
     {
         f"attention_shared_kv_d256_{into}_sm90": f"attention_shared_kv_d256_{into}_pairs_sm90"
+        for into in ("bf16", "fp8")
+    }
+)
+TOWER: Mapping[str, str] = MappingProxyType(
+    {
+        f"attention_segments_d72_{into}": f"attention_segments_d72_{into}_halves_hopper"
         for into in ("bf16", "fp8")
     }
 )

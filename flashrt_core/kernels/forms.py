@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .expert_forms import EXPERT, HALVES, PAIRS
+from .expert_forms import EXPERT, HALVES, PAIRS, TOWER
 from .skinny import SkinnyPlan
 
 #: Kinds of fused attention of ``layer_norm_attention``: to a context, and of rows to each other.
@@ -141,7 +141,11 @@ _CHOICES = (
     *(Forms(name, plans) for name, plans in EXPERT.items()),
     Forms("attention pairs", kernels=PAIRS),
     Forms("attention halves", kernels=HALVES),
-    *(Forms(f"{name}, attention", plans, {**PAIRS, **HALVES}) for name, plans in EXPERT.items()),
+    Forms("attention tower", kernels=TOWER),
+    *(
+        Forms(f"{name}, attention", plans, {**PAIRS, **HALVES, **TOWER})
+        for name, plans in EXPERT.items()
+    ),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

@@ -232,6 +232,23 @@ def test_attention_of_a_prefix(
     assert error(found, want) < (0.04 if low_bit else CHAINED)
 
 
+@pytest.mark.parametrize("low_bit", [False, True], ids=["bf16", "fp8"])
+def test_attention_of_the_tower(device: Any, draw: Any, low_bit: bool) -> None:
+    rows, heads, dim = 512, 1, 72
+    q, k, v = draw(rows, 3, heads, dim).unbind(1)
+    out, want = empty(rows, heads * dim), expected((rows, heads * dim))
+    scales: dict[str, Any] = {}
+    if low_bit:
+        scales = {"out_scale": torch.tensor([1 / 64], device=PLACE)}
+        out = out.to(torch.float8_e4m3fn)
+    settings: dict[str, Any] = {"segments": 2, "scale": dim**-0.5}
+    with formed(device, "attention tower"):
+        noted(run(device, lambda lane: attention(lane, q, k, v, out, **settings, **scales)))
+    attention_ref(q.float(), k.float(), v.float(), want, **settings)
+    found = out.float() / 64 if low_bit else out
+    assert error(found, want) < (0.04 if low_bit else CHAINED)
+
+
 def test_products_ask_ahead(device: Any, draw: Any) -> None:
     """What a product asks for changes nothing."""
     x, weight, bias = draw(41, 1536), draw(96, 1536, scale=1 / 40), draw(96)
