@@ -119,15 +119,7 @@ def attention_launch(
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
     if dim in (64, 72) and runs and prefix_length is None and key_bias is None:
-        kernel = f"attention_segments_d{dim}_{into}"
-        halves = launcher.forms.kernels.get(kernel)  # of the keys, a warp
-        launcher.launch(
-            halves or kernel,
-            (4, heads, segments),
-            256 if halves else 128,
-            (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
-            shared_bytes=_SEGMENT_SHARED,
-        )
+        _segments(launcher, q, k, v, out, out_scale, segments, scale)
         return
     if q.stride(1) != dim or (kv_heads > 1 and not k.stride(1) == v.stride(1) == dim):
         raise ContractError(
@@ -158,6 +150,29 @@ def attention_launch(
         return
     rest = (scale, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
     _plain_rows(launcher, q, k, v, out, *rest)
+
+
+def _segments(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    segments: int,
+    scale: float,
+) -> None:
+    """Runs of 256 rows."""
+    _, heads, dim = q.shape
+    kernel = f"attention_segments_d{dim}_{output_suffix('attention', out)}"
+    halves = launcher.forms.kernels.get(kernel)  # of the keys, a warp
+    launcher.launch(
+        halves or kernel,
+        (4, heads, segments),
+        256 if halves else 128,
+        (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
+        shared_bytes=_SEGMENT_SHARED,
+    )
 
 
 def _plain_rows(

@@ -59,7 +59,7 @@ _DOWN_BY_2: _Plans = {
     f"{_DOWN}_16_i8_cluster": (_plan(_DOWN, 16, 16, 34_336, "i8_by_2_asking", 2),)
 }
 
-#: Attention of a prefix to itself, of the image tower, and of many rows of the expert, by more warps.
+#: Attention of a prefix to itself, of the image tower, and of many rows of the expert.
 PAIRS: Mapping[str, str] = MappingProxyType(
     {
         f"attention_shared_kv_d256_{into}_sm90": f"attention_shared_kv_d256_{into}_pairs_sm90"
