@@ -41,7 +41,7 @@ _FEW: _Plans = {
     f"{_OUT}_16_bf16_cluster": (_plan(_OUT, 16, 32, 12_336, "bf16_asking", 4, 128),),
     f"{_GEGLU}_14_bf16_cluster": (_plan(_GEGLU, 14, 64, 137_808, "bf16_asking"),),
     f"{_DOWN}_16_bf16_cluster": (_plan(_DOWN, 16, 32, 22_576, "bf16_asking", 4),),
-    f"{_QKV}_14_i8_sm90": (_plan(_QKV, 14, 64, 42_704, "i8_asking", 2),),
+    f"{_QKV}_14_i8_hopper": (_plan(_QKV, 14, 64, 42_704, "i8_asking", 2),),
     f"{_OUT}_16_i8_cluster": (_plan(_OUT, 16, 32, 12_336, "i8_asking", 4, 128),),
     f"{_GEGLU}_14_i8_cluster": (_plan(_GEGLU, 14, 64, 70_224, "i8_asking"),),
     f"{_DOWN}_16_i8_cluster": (_plan(_DOWN, 16, 32, 22_576, "i8_asking", 4),),
@@ -50,7 +50,7 @@ _OUT_WHOLE: _Plans = {
     f"{_OUT}_16_{into}_cluster": (_plan(_OUT, 16, 8, 4_112, f"{into}_whole"),)
     for into in ("bf16", "i8")
 }
-_QKV_WHOLE: _Plans = {f"{_QKV}_14_i8_sm90": (_plan(_QKV, 14, 16, 14_880, "i8_whole"),)}
+_QKV_WHOLE: _Plans = {f"{_QKV}_14_i8_hopper": (_plan(_QKV, 14, 16, 14_880, "i8_whole"),)}
 _GEGLU_PARTS: _Plans = {
     f"{_GEGLU}_14_{into}_cluster": (_plan(_GEGLU, 14, 32, shared, f"{into}_parts", 1, 128),)
     for into, shared in (("bf16", 69_936), ("i8", 36_144))

@@ -205,7 +205,7 @@ def test_plans_give_the_shared_memory_that_the_sources_assert() -> None:
         *linear_gated_residual._WHOLE_PLANS,
     ]
     assert len(plans) == 26
-    alone = {"ada_rms_norm_qkv_rope_kv_14_i8_sm90"}  # in bf16 it is no faster than the one below
+    alone = {"ada_rms_norm_qkv_rope_kv_14_i8_hopper"}  # in bf16 it is no faster than the one below
     assert {plan.kernel for plan in whole} - alone == {
         plan.kernel.replace("bf16", "i8")
         for plan in plans
@@ -281,7 +281,7 @@ def test_int8_weights_of_an_expert_layer(architecture: int, rows: int) -> None:
     launches = launch_expert_layer(architecture, rows, whole=True)
     expected = [name.replace("bf16", "i8") for name in wide]
     if architecture == 90 and rows <= 14:
-        expected[0] = "ada_rms_norm_qkv_rope_kv_14_i8_sm90"
+        expected[0] = "ada_rms_norm_qkv_rope_kv_14_i8_hopper"
     assert [launch.kernel for launch in launches] == expected
 
 
