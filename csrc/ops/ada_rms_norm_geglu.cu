@@ -6,8 +6,6 @@
 // float32 sums and activation, one rounding into y; x (1 + scale) is rounded to bf16
 // needs K = 1024, 2 F a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 4 K F bytes; half of it with int8
-#pragma once  // expert_forms.cu makes further forms of its kernels
-
 #include "../common/activation.cuh"
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"

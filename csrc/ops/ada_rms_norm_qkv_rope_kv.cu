@@ -6,8 +6,6 @@
 // float32 sums and rotation, one rounding into each output; x (1 + scale) is rounded to bf16
 // needs d = 256, K = 1024, 16-byte aligned rows; no workspace
 // bound: memory, 2 K (heads + 2) d bytes; half of it with int8
-#pragma once  // expert_forms.cu makes further forms of its kernels
-
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 

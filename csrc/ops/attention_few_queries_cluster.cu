@@ -455,7 +455,7 @@ class FewQueries {
           const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v,                  \
           flashrt::bf16* out, const int* prefix_length, int all_rows, int prefix_rows,             \
           int own_rows, int kv_stride, float scale) {                                              \
-    using Blocks = flashrt::few_queries_cluster::Shape<rows / 8, keys / 128, rows == 8>;                      \
+    using Blocks = flashrt::few_queries_cluster::Shape<rows / 8, keys / 128, rows == 8>;           \
     static_assert(Blocks::kSharedBytes == bytes, "as the launcher has it");                        \
     flashrt::few_queries_cluster::FewQueries<Blocks>(                                              \
         {q, k, v, out, prefix_length, all_rows, prefix_rows, own_rows, kv_stride,                  \

@@ -70,28 +70,28 @@ __device__ __forceinline__ void turn(Shared<kDim>& tile, const Angles<kDim>& ang
   }
 }
 
-template <int kDim, int kBy = kThreads>
+template <int kDim>
 __device__ __forceinline__ void fetch(bf16* shared, const bf16* global, int rows, int stride) {
   constexpr int kChunks = kDim / 8;
-  for (int i = threadIdx.x; i < rows * kChunks; i += kBy) {
+  for (int i = threadIdx.x; i < rows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     copy16_async(shared_address(shared + row * kPitch<kDim> + chunk * 8),
                  global + static_cast<size_t>(row) * stride + chunk * 8);
   }
 }
 
-// scores [16 rows of this warp, 8 kTiles keys from first_key on]
-template <int kDim, int kTiles>
-__device__ __forceinline__ void score(const Shared<kDim>& tile, float (&s)[kTiles][4], int warp, int lane,
-                                      int first_key = 0) {
+// scores [16 rows of this warp, 256 keys]
+template <int kDim>
+__device__ __forceinline__ void score(const Shared<kDim>& tile, float (&s)[kKeys / 8][4], int warp,
+                                      int lane) {
 #pragma unroll
   for (int k = 0; k + 16 <= kDim; k += 16) {
     uint32_t a[4];
     ldmatrix_x4(a, shared_address(&tile.q[warp * 16 + lane % 16][k + lane / 16 * 8]));
 #pragma unroll
-    for (int n = 0; n < kTiles; n += 2) {
+    for (int n = 0; n < kKeys / 8; n += 2) {
       uint32_t b[4];
-      const int key = first_key + n * 8 + lane / 16 * 8 + lane % 8;
+      const int key = n * 8 + lane / 16 * 8 + lane % 8;
       ldmatrix_x4(b, shared_address(&tile.k[key][k + lane / 8 % 2 * 8]));
       mma_k16(s[n], a, b[0], b[1]);
       mma_k16(s[n + 1], a, b[2], b[3]);
@@ -101,22 +101,20 @@ __device__ __forceinline__ void score(const Shared<kDim>& tile, float (&s)[kTile
     uint32_t a[2];
     ldmatrix_x2(a, shared_address(&tile.q[warp * 16 + lane % 16][kDim - 8]));
 #pragma unroll
-    for (int n = 0; n < kTiles; n += 4) {
+    for (int n = 0; n < kKeys / 8; n += 4) {
       uint32_t b[4];
-      ldmatrix_x4(b, shared_address(&tile.k[first_key + n * 8 + lane][kDim - 8]));
+      ldmatrix_x4(b, shared_address(&tile.k[n * 8 + lane][kDim - 8]));
 #pragma unroll
       for (int i = 0; i < 4; ++i) mma_k8(s[n + i], a[0], a[1], b[i]);
     }
   }
 }
 
-// Turns scores into probabilities times their row sum; returns the two row sums of this lane, and the two
-// base-2 exponents that they are relative to.
-template <int kTiles>
-__device__ __forceinline__ float4 exponentiate(float (&s)[kTiles][4], float scale_log2) {
+// Turns scores into probabilities times their row sum; returns the two row sums of this lane.
+__device__ __forceinline__ float2 exponentiate(float (&s)[kKeys / 8][4], float scale_log2) {
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
+  for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) top[i / 2] = fmaxf(top[i / 2], s[n][i]);
   }
@@ -126,7 +124,7 @@ __device__ __forceinline__ float4 exponentiate(float (&s)[kTiles][4], float scal
     top[row] = fmaxf(top[row], __shfl_xor_sync(0xffffffffu, top[row], 2)) * scale_log2;
   }
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
+  for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       s[n][i] = exp2_flushed(s[n][i] * scale_log2 - top[i / 2]);
@@ -138,19 +136,19 @@ __device__ __forceinline__ float4 exponentiate(float (&s)[kTiles][4], float scal
     sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
     sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
   }
-  return make_float4(sum[0], sum[1], top[0], top[1]);
+  return make_float2(sum[0], sum[1]);
 }
 
 // o [16 rows, kDim] = p v
-template <int kDim, int kTiles>
-__device__ __forceinline__ void mix(const Shared<kDim>& tile, const float (&p)[kTiles][4],
-                                    float (&o)[kDim / 8][4], int lane, int first_key = 0) {
+template <int kDim>
+__device__ __forceinline__ void mix(const Shared<kDim>& tile, const float (&p)[kKeys / 8][4],
+                                    float (&o)[kDim / 8][4], int lane) {
 #pragma unroll
-  for (int k = 0; k < kTiles / 2; ++k) {
+  for (int k = 0; k < kKeys / 16; ++k) {
     const uint32_t a[4] = {
         pack2(p[2 * k][0], p[2 * k][1]), pack2(p[2 * k][2], p[2 * k][3]),
         pack2(p[2 * k + 1][0], p[2 * k + 1][1]), pack2(p[2 * k + 1][2], p[2 * k + 1][3])};
-    const int key = first_key + k * 16 + lane % 16;
+    const int key = k * 16 + lane % 16;
 #pragma unroll
     for (int n = 0; n + 1 < kDim / 8; n += 2) {
       uint32_t b[4];
@@ -193,7 +191,7 @@ __device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16*
   }
   float s[kKeys / 8][4] = {};
   score<kDim>(tile, s, warp, lane);
-  const float4 sum = exponentiate(s, scale * 1.4426950408889634f);
+  const float2 sum = exponentiate(s, scale * 1.4426950408889634f);
   copy_wait<0>();
   __syncthreads();
   float o[kDim / 8][4] = {};
@@ -207,72 +205,6 @@ __device__ __forceinline__ void attend(const bf16* q, const bf16* k, const bf16*
       store2(target + static_cast<size_t>(row) * 8 * out_stride + n * 8,
              o[n][2 * row] * inverse[row], o[n][2 * row + 1] * inverse[row], factor);
     }
-  }
-}
-
-// What the warps of the second half of the keys leave to those of the first, in the place of the keys.
-template <int kDim>
-struct Halves {
-  float o[kThreads][kDim / 8][4];
-  float4 sums[kThreads];
-};
-
-// The same by twice as many warps, which share a row's keys in halves.
-template <int kDim, class Out>
-__device__ __forceinline__ void attend_in_halves(const bf16* q, const bf16* k, const bf16* v, Out* out,
-                                                 const float* out_scale, int stride, int out_stride,
-                                                 float scale) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  constexpr int kBy = 2 * kThreads, kTiles = kKeys / 16;
-  Shared<kDim>& tile = *reinterpret_cast<Shared<kDim>*>(memory);
-  Halves<kDim>& halves = *reinterpret_cast<Halves<kDim>*>(&tile.k[0][0]);
-  static_assert(sizeof(Halves<kDim>) <= sizeof(tile.k), "in the place of the keys");
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, half = threadIdx.x / kThreads;
-  const size_t first_key = static_cast<size_t>(blockIdx.z) * kKeys;
-  const size_t first_row = first_key + blockIdx.x * kRows;
-  const int column = blockIdx.y * kDim, thread = threadIdx.x % kThreads;
-  const float factor = store_factor<Out>(out_scale);
-  pdl_wait();
-  fetch<kDim, kBy>(&tile.q[0][0], q + first_row * stride + column, kRows, stride);
-  fetch<kDim, kBy>(&tile.k[0][0], k + first_key * stride + column, kKeys, stride);
-  copy_commit();
-  fetch<kDim, kBy>(&tile.v[0][0], v + first_key * stride + column, kKeys, stride);
-  copy_commit();
-  copy_wait<1>();
-  __syncthreads();
-  float s[kTiles][4] = {};
-  score<kDim>(tile, s, warp, lane, half * (kKeys / 2));
-  const float4 sum = exponentiate(s, scale * 1.4426950408889634f);
-  copy_wait<0>();
-  __syncthreads();  // no warp reads keys any more
-  float o[kDim / 8][4] = {};
-  mix<kDim>(tile, s, o, lane, half * (kKeys / 2));
-  if (half == 1) {
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      *reinterpret_cast<float4*>(halves.o[thread][n]) = {o[n][0], o[n][1], o[n][2], o[n][3]};
-    }
-    halves.sums[thread] = sum;
-  }
-  __syncthreads();
-  if (half == 1) return;
-  const float4 other = halves.sums[thread];
-  const float top[2] = {fmaxf(sum.z, other.z), fmaxf(sum.w, other.w)};
-  float mine[2] = {exp2_flushed(sum.z - top[0]), exp2_flushed(sum.w - top[1])};
-  float theirs[2] = {exp2_flushed(other.z - top[0]), exp2_flushed(other.w - top[1])};
-  const float whole[2] = {sum.x * mine[0] + other.x * theirs[0], sum.y * mine[1] + other.y * theirs[1]};
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    mine[row] /= whole[row];
-    theirs[row] /= whole[row];
-  }
-  Out* target = out + (first_row + warp * 16 + lane / 4) * out_stride + column + lane % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    const float4 w = *reinterpret_cast<const float4*>(halves.o[thread][n]);
-    store2(target + n * 8, o[n][0] * mine[0] + w.x * theirs[0], o[n][1] * mine[0] + w.y * theirs[0], factor);
-    store2(target + static_cast<size_t>(8) * out_stride + n * 8, o[n][2] * mine[1] + w.z * theirs[1],
-           o[n][3] * mine[1] + w.w * theirs[1], factor);
   }
 }
 
@@ -308,16 +240,3 @@ static_assert(sizeof(flashrt::segments::Shared<64>) == 82944 &&
               "as the launcher has it");
 FLASHRT_SEGMENTS_TURNED(attention_segments_turned_d64_bf16, 64, flashrt::bf16)
 FLASHRT_SEGMENTS_TURNED(attention_segments_turned_d64_fp8, 64, flashrt::e4m3)
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define FLASHRT_SEGMENTS_HALVES(name, kDim, Out)                                                   \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
-           const float* out_scale, int stride, int out_stride, float scale) {                      \
-    flashrt::pdl_trigger();                                                                        \
-    flashrt::segments::attend_in_halves<kDim>(q, k, v, out, out_scale, stride, out_stride, scale); \
-  }
-
-FLASHRT_SEGMENTS_HALVES(attention_segments_d72_bf16_halves_hopper, 72, flashrt::bf16)
-FLASHRT_SEGMENTS_HALVES(attention_segments_d72_fp8_halves_hopper, 72, flashrt::e4m3)
-#endif

@@ -5,8 +5,6 @@
 // float32 throughout, one rounding into y
 // needs K = 2048 or 4096, or 3072 or 14336 in those with tiles of both; N a multiple of the rows of a block, 16-byte aligned rows; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
-#pragma once  // expert_forms.cu makes further forms of its kernels
-
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 #include "../common/streamed_product_sm90.cuh"

@@ -12,7 +12,7 @@ from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, glu
 from .op import Lane, Op
 from .quantised import given, store
-from .skinny import SkinnyPlan, asked, choose_plan, whole_plans
+from .skinny import SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -71,8 +71,7 @@ def ada_rms_norm_geglu_launch(
     def fused(run: slice, plan: SkinnyPlan) -> None:
         part, into = x[run], out[run]
         weights = (scale, shift, weight, weight_scale)
-        counts = (part.shape[0], x.stride(0), out.stride(0))
-        args = (part, *weights, into, *counts, eps, *asked(launcher, plan, weight))
+        args = (part, *weights, into, part.shape[0], x.stride(0), out.stride(0), eps)
         plan.launch(launcher, weight.shape[0], args)
 
     if weight_scale is not None:

@@ -14,7 +14,7 @@ from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
 from .quantised import given
-from .skinny import SkinnyPlan, asked, choose_plan, whole_plans
+from .skinny import SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -83,9 +83,7 @@ def ada_rms_norm_qkv_rope_kv_launch(
         part, *outputs = x[run], rope[run], q[run], k[run], v[run]
         counts = (part.shape[0], q.shape[1] // head_dim)
         pitches = (x.stride(0), rope.stride(0), q.stride(0), k.stride(0))
-        weights = (scale, shift, weight, weight_scale)
-        last = asked(launcher, plan, weight)
-        args = (part, *weights, *outputs, *counts, *pitches, eps, *last)
+        args = (part, scale, shift, weight, weight_scale, *outputs, *counts, *pitches, eps)
         plan.launch(launcher, weight.shape[0], args)
 
     if weight_scale is not None:

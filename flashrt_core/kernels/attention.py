@@ -65,9 +65,8 @@ def attention_ref(
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
 _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
-#: 64 queries and six frames of 64 keys or values, or three of 48, and their barriers.
+#: 64 queries and six frames of 64 keys or values, and their barriers.
 _SHARED_KV_SM90_SHARED = 7 * 64 * 256 * 2 + 14 * 8
-_PAIRS_SHARED = (64 + 3 * 48) * 256 * 2 + 5 * 8
 
 
 def _shared_kv_sm90(
@@ -80,20 +79,19 @@ def _shared_kv_sm90(
     prefix_length: Tensor | None,
     scale: float,
 ) -> None:
-    (rows, heads, dim), keys, tiles = q.shape, k.shape[0], blocks(q.shape[0] * q.shape[1], 64)
-    kernel = f"attention_shared_kv_d256_{output_suffix('attention', out)}_sm90"
-    pairs = launcher.forms.kernels.get(kernel) if tiles <= launcher.multiprocessors else None
-    run = 48 if pairs else 64  # keys
+    (rows, heads, dim), keys = q.shape, k.shape[0]
     maps = (
         TensorMap(q.data_ptr(), rows * heads, dim, dim, 64, 64),
-        TensorMap(k.data_ptr(), keys, dim, k.stride(0), run, 64),
-        TensorMap(v.data_ptr(), keys, dim, v.stride(0), run, 64),
+        TensorMap(k.data_ptr(), keys, dim, k.stride(0), 64, 64),
+        TensorMap(v.data_ptr(), keys, dim, v.stride(0), 64, 64),
     )
-    args = (*maps, out, out_scale, prefix_length, rows * heads, keys, scale)
-    if pairs:
-        launcher.launch(pairs, 2 * tiles, 128, args, shared_bytes=_PAIRS_SHARED, cluster=2)
-    else:
-        launcher.launch(kernel, tiles, 384, args, shared_bytes=_SHARED_KV_SM90_SHARED)
+    launcher.launch(
+        f"attention_shared_kv_d256_{output_suffix('attention', out)}_sm90",
+        blocks(rows * heads, 64),
+        384,
+        (*maps, out, out_scale, prefix_length, rows * heads, keys, scale),
+        shared_bytes=_SHARED_KV_SM90_SHARED,
+    )
 
 
 def attention_launch(
@@ -164,12 +162,10 @@ def _segments(
 ) -> None:
     """Runs of 256 rows."""
     _, heads, dim = q.shape
-    kernel = f"attention_segments_d{dim}_{output_suffix('attention', out)}"
-    halves = launcher.forms.kernels.get(kernel)  # of the keys, a warp
     launcher.launch(
-        halves or kernel,
+        f"attention_segments_d{dim}_{output_suffix('attention', out)}",
         (4, heads, segments),
-        256 if halves else 128,
+        128,
         (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
         shared_bytes=_SEGMENT_SHARED,
     )

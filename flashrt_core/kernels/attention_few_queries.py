@@ -65,9 +65,6 @@ def few_queries(
     counts = (rows, prefix_rows, k.shape[0] - prefix_rows, k.stride(0))
     args = (q, k, v, out, prefix_length, *counts, scale)
     plan = _choose_cluster(launcher, rows, k.shape[0])
-    if plan is not None and plan.kernel in launcher.forms.kernels:
-        named = launcher.forms.kernels[plan.kernel]
-        plan = next(other for other in _CLUSTER_PLANS if other.kernel == named)
     if plan is not None:
         launcher.launch(
             plan.kernel,

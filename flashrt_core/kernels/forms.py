@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .expert_forms import EXPERT, HALVES, PAIRS, TOWER
 from .skinny import SkinnyPlan
 
 #: Kinds of fused attention of ``layer_norm_attention``: to a context, and of rows to each other.
@@ -137,15 +136,6 @@ _CHOICES = (
     Forms("i8 asking", _ASKING_I8, _SHORT, ahead=1),
     Forms("i8 direct", _DIRECT_I8, _SHORT),
     Forms("i8 direct, pairs", _DIRECT_PAIRS_I8, _SHORT),
-    # The expert of pi0.5.
-    *(Forms(name, plans) for name, plans in EXPERT.items()),
-    Forms("attention pairs", kernels=PAIRS),
-    Forms("attention halves", kernels=HALVES),
-    Forms("attention tower", kernels=TOWER),
-    *(
-        Forms(f"{name}, attention", plans, {**PAIRS, **HALVES, **TOWER})
-        for name, plans in EXPERT.items()
-    ),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

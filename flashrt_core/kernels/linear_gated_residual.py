@@ -14,7 +14,7 @@ from .low_bit import require_e4m3
 from .maths import matmul
 from .op import Lane, Op
 from .quantised import given
-from .skinny import SkinnyPlan, asked, choose_plan, whole_plans
+from .skinny import SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -143,8 +143,7 @@ def _fused(
     if chosen is None:
         return False
     counts = (rows, x.stride(0), out.stride(0))
-    last = asked(launcher, chosen, weight)
-    args = (x, chosen.weight(weight), None, gate, out, *counts, *last)
+    args = (x, chosen.weight(weight), None, gate, out, *counts)
     chosen.launch(launcher, width, args)
     return True
 
@@ -156,8 +155,7 @@ def _whole_weights(
     runs = whole_plans("linear_gated_residual", _WHOLE_PLANS, launcher, x, weight, (None,))
     for run, plan in runs:
         counts = (x[run].shape[0], x.stride(0), out.stride(0))
-        last = asked(launcher, plan, weight)
-        args = (x[run], plan.weight(weight), scale, gate, out[run], *counts, *last)
+        args = (x[run], plan.weight(weight), scale, gate, out[run], *counts)
         plan.launch(launcher, out.shape[1], args)
     return bool(runs)
 

@@ -73,15 +73,6 @@ class SkinnyPlan:
         )
 
 
-def asked(launcher: Launcher, plan: SkinnyPlan, weight: Tensor) -> tuple[object, ...]:
-    """What a kernel that asks for bytes takes last: where they lie, and how many. () for others."""
-    if plan.asks != "bytes":
-        return ()
-    _, following = launcher.follow(plan, weight) or (plan, None)
-    size = 0 if following is None else following.numel() * following.element_size()
-    return following, size
-
-
 def choose_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
 ) -> SkinnyPlan | None:

@@ -14,25 +14,14 @@ import torch
 from torch import Tensor
 
 from flashrt_core.gemm import linear, linear_ref
-from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu, ada_rms_norm_geglu_ref
-from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
-    ada_rms_norm_qkv_rope_kv,
-    ada_rms_norm_qkv_rope_kv_ref,
-)
-from flashrt_core.kernels.attention import attention, attention_ref
-from flashrt_core.kernels.expert_forms import EXPERT
 from flashrt_core.kernels.forms import FORMS, Forms, find_forms
 from flashrt_core.kernels.layer_norm_attention import (
     layer_norm_attention,
     layer_norm_attention_ref,
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
-from flashrt_core.kernels.linear_gated_residual import (
-    linear_gated_residual,
-    linear_gated_residual_ref,
-)
 from flashrt_core.kernels.quantised import quantise_rows
-from test.gpu import PLACE, error, run, runs_kernels
+from test.gpu import error, run, runs_kernels
 
 from .signatures import declared
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
@@ -41,7 +30,6 @@ pytestmark = runs_kernels
 
 _HEAD = ("early", "early, pairs", "direct", "direct, pairs", "direct, deep")
 _HEAD_I8 = ("i8 asking", "i8 direct", "i8 direct, pairs")
-_EXPERT = (*EXPERT, "expert, out+1", "expert, out+2")
 #: Kernels for one generation that are no trials.
 _DEFAULTS = ("ada_rms_norm_qkv_rope_kv_14_i8_hopper",)
 #: Kernels that were launched.
@@ -157,100 +145,6 @@ def test_attention_of_the_head(device: Any, draw: Any, form: str, keys: int) -> 
     assert error(out, want) < CHAINED
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["bf16", "i8"])
-@pytest.mark.parametrize("form", _EXPERT)
-@pytest.mark.parametrize("rows", [1, 10, 50])
-def test_products_of_the_expert(device: Any, draw: Any, form: str, whole: bool, rows: int) -> None:
-    heads, dim = 1, 256
-    x, mixed, hidden_rows = draw(rows, 1024), draw(rows, 2048), draw(rows, 4096)
-    table = draw(3, 1024, dtype=F32, scale=0.3)
-    rope = torch.cat([f(torch.rand(rows, 128, device=PLACE)) for f in (torch.cos, torch.sin)], 1)
-    merged, of_merged = weights(draw, (heads + 4) * dim, 1024, whole)
-    gated, of_gated = weights(draw, 512, 1024, whole)
-    out, of_out = weights(draw, 64, 2048, whole)
-    down, of_down = weights(draw, 64, 4096, whole)
-    q, cache = empty(rows, 3 * dim), empty(rows, 2, dim)
-    k, v = cache.unbind(1)
-    made, streams = empty(rows, 256), [draw(rows, 64), draw(rows, 64)]
-    gate = draw(64, dtype=F32)
-    before = [stream.float() for stream in streams]
-
-    def body(lane: Any) -> None:
-        ada_rms_norm_qkv_rope_kv(
-            lane, x, *table[:2], merged, rope, q, k, v, head_dim=dim, eps=1e-6, **of_merged
-        )
-        ada_rms_norm_geglu(lane, x, *table[:2], gated, made, eps=1e-6, **of_gated)
-        linear_gated_residual(lane, mixed, out, gate, streams[0], **of_out)
-        linear_gated_residual(lane, hidden_rows, down, gate, streams[1], **of_down)
-
-    with formed(device, form):
-        noted(run(device, body))
-    wants = [expected((rows, 3 * dim)), *(expected((rows, dim)) for _ in range(2))]
-    ada_rms_norm_qkv_rope_kv_ref(
-        x.float(),
-        *table[:2],
-        wide(merged, of_merged),
-        rope,
-        *wants,
-        head_dim=dim,
-        eps=1e-6,
-        **of_merged,
-    )
-    for found, want in zip((q, k, v), wants, strict=True):
-        assert error(found, want) < CHAINED
-    want = expected((rows, 256))
-    ada_rms_norm_geglu_ref(x.float(), *table[:2], wide(gated, of_gated), want, eps=1e-6, **of_gated)
-    assert error(made, want) < CHAINED
-    ends = ((mixed, out, of_out), (hidden_rows, down, of_down))
-    for (source, weight, scales), stream, want in zip(ends, streams, before, strict=True):
-        linear_gated_residual_ref(source.float(), wide(weight, scales), gate, want, **scales)
-        assert error(stream, want) < CHAINED
-
-
-@pytest.mark.parametrize("low_bit", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize(("rows", "valid"), [(24, 20), (24, 1), (130, 97), (161, 161)])
-def test_attention_of_a_prefix(
-    device: Any, draw: Any, rows: int, valid: int, low_bit: bool
-) -> None:
-    heads, dim = 3, 256
-    q, cache = draw(rows, heads, dim), draw(rows, 2, 1, dim)
-    k, v = cache.unbind(1)
-    cache[valid:] = float("nan")
-    length = torch.tensor([valid], dtype=torch.int32, device=PLACE)
-    out, want = empty(rows, heads * dim), expected((rows, heads * dim))
-    scales: dict[str, Any] = {}
-    if low_bit:
-        out, scales = (
-            out.to(torch.float8_e4m3fn),
-            {"out_scale": torch.tensor([1 / 64], device=PLACE)},
-        )
-    mask: dict[str, Any] = {"prefix_length": length, "prefix_rows": rows, "scale": dim**-0.5}
-    with formed(device, "attention pairs"):
-        program = run(device, lambda lane: attention(lane, q, k, v, out, **mask, **scales))
-        noted(program)
-    assert "pairs" in program.launches[-1]
-    attention_ref(q.float(), k.float(), v.float(), want, **mask)
-    found = out.float() / 64 if low_bit else out
-    assert error(found, want) < (0.04 if low_bit else CHAINED)
-
-
-@pytest.mark.parametrize("low_bit", [False, True], ids=["bf16", "fp8"])
-def test_attention_of_the_tower(device: Any, draw: Any, low_bit: bool) -> None:
-    rows, heads, dim = 512, 1, 72
-    q, k, v = draw(rows, 3, heads, dim).unbind(1)
-    out, want = empty(rows, heads * dim), expected((rows, heads * dim))
-    scales: dict[str, Any] = {}
-    if low_bit:
-        scales = {"out_scale": torch.tensor([1 / 64], device=PLACE)}
-        out = out.to(torch.float8_e4m3fn)
-    settings: dict[str, Any] = {"segments": 2, "scale": dim**-0.5}
-    with formed(device, "attention tower"):
-        noted(run(device, lambda lane: attention(lane, q, k, v, out, **settings, **scales)))
-    attention_ref(q.float(), k.float(), v.float(), want, **settings)
-    found = out.float() / 64 if low_bit else out
-    assert error(found, want) < (0.04 if low_bit else CHAINED)
-
-
 def test_products_ask_ahead(device: Any, draw: Any) -> None:
     """What a product asks for changes nothing."""
     x, weight, bias = draw(41, 1536), draw(96, 1536, scale=1 / 40), draw(96)
@@ -280,7 +174,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_hopper", "_pairs_sm90")
+    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_hopper")
     return any(part in name for part in parts) and name not in _DEFAULTS
 
 
