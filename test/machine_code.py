@@ -86,7 +86,7 @@ PROMISES = (
         behind=r"HGMMA", architectures=_OVERLAPPING,
     ),
     Promise(
-        _FEW_ROWS + r"_(cluster|sm90)", FETCH, "weights are on their way before the wait",
+        _FEW_ROWS + r"_(cluster|hopper|sm90)", FETCH, "weights are on their way before the wait",
         before=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(

@@ -96,7 +96,7 @@ def test_every_architecture_builds(kernels: list[build_kernels.Resources]) -> No
     for kernel in kernels:
         built.setdefault(kernel.architecture, set()).add(kernel.kernel)
     assert set(built) == {f"sm_{name}" for name in build_kernels.ARCHITECTURES}
-    hopper = {name for name in declared() if name.endswith("_sm90")}
+    hopper = {name for name in declared() if name.endswith(("_sm90", "_hopper"))}
     clusters = {name for name in declared() if name.endswith("_cluster")}
     assert built["sm_90a"] == set(declared())
     for architecture, names in built.items():

@@ -20,6 +20,9 @@
 // block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
 // part; kSquareParts partial sums of x^2; and where they lie in shared memory.
 //
+// With kLean, barriers are waited for with the scope of the block: what they bring lies in shared memory,
+// and no wait empties the first-level cache (tile_copy.cuh).
+//
 // An op gives: which row of W a block's row is (weight_row), the rows of an item (low_row, high_row and
 // the row behind each; kNeighbours where they are four in a row) and their scales (row_scales), what to read before the kernel in
 // front has finished (prepare) and after (fetch, kFetches), and what to do with four sums (finish).
@@ -28,6 +31,7 @@
 #include <cstdint>
 
 #include "cluster.cuh"
+#include "probe.cuh"
 #include "stream.cuh"
 #include "tile_copy.cuh"
 #include "vector.cuh"
@@ -69,6 +73,12 @@ struct NeighbourRows {
 template <class S, class Op>
 class FewRows {
  protected:
+  // With FLASHRT_PROBE: the kernel has come to that point (probe.cuh).
+  __device__ __forceinline__ void probe(int event) const {
+    probe_event((S::kWhole ? 4 : 0) + (S::kCentred ? 0 : 8) + (S::kNorm ? 0 : 2) +
+                    (S::kInner > 2048 || S::kRows == 64 || S::kRows == 96),
+                event);
+  }
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
   // Tokens that are no rows of x: where the first of them is, seen from the end, and how many.
   static constexpr int kBack = S::kCentred ? 4 : 2, kExtra = S::kNorm ? kBack : 0;
@@ -171,9 +181,15 @@ class FewRows {
     __syncthreads();
     if constexpr (S::kSplit > 1) {
       scatter();
-      wait_bytes(barrier(kPushed));
+      probe(6);
+      if constexpr (S::kLean) {
+        barrier_wait(shared_address(barrier(kPushed)), 0);
+      } else {
+        wait_bytes(barrier(kPushed));
+      }
     }
     finish();
+    probe(7);
   }
 
   FewRowsInput<typename S::Weight> in_;
@@ -243,7 +259,8 @@ class FewRows {
   // its lanes next to each other; blocks begin with different neighbours.
   __device__ __forceinline__ void scatter() {
     constexpr int kWarps = S::kThreads / 32, kStride = kWarps / S::kSplit * 32;
-    static_assert(kWarps % S::kSplit == 0, "a warp has one neighbour to push to");
+    static_assert(kWarps >= S::kSplit, "a warp has one neighbour to push to");
+    if (kWarps % S::kSplit != 0 && warp_ >= kWarps / S::kSplit * S::kSplit) return;
     const int rank = (warp_ + split_) % S::kSplit, first = warp_ / S::kSplit * 32 + lane_;
     const uint32_t base = remote_address(shared_, rank);
     const uint32_t pushed = base + S::kBarriers + kPushed * 8;

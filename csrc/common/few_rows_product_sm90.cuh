@@ -43,7 +43,7 @@ struct WarpgroupShape {
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
-  static constexpr bool kCentred = kCentred_, kSteady = kCentred_;
+  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = false;
   // The last two carry shift, with kCentred the last four shift and gain.
   static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
@@ -108,6 +108,7 @@ class WarpgroupProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     pdl_trigger();
+    this->probe(0);
     set_barriers();
     if constexpr (S::kRegisters) fetch_weights();
     if constexpr (S::kBulk) fetch_rows();
@@ -119,8 +120,11 @@ class WarpgroupProduct : FewRows<S, Op> {
     }
     if constexpr (S::kNorm || S::kTiles) __syncthreads();
     if constexpr (S::kSplit > 1) cluster_wait();
+    this->probe(1);
     pdl_wait();
+    this->probe(2);
     multiply();
+    this->probe(5);
     this->collect();
   }
 

@@ -22,11 +22,12 @@ namespace heads {
 constexpr int kRows = 16, kKeys = 16;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// kStages tiles of keys and values a warp in shared memory.
+// kStages tiles of keys and values a warp in shared memory. kOnce: there are no more than a tile a warp.
 template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0, bool kBiased_ = false,
-          int kSplit_ = 1>
+          int kSplit_ = 1, bool kOnce_ = false>
 struct Shape {
-  static constexpr bool kBiased = kBiased_;
+  static constexpr bool kBiased = kBiased_, kOnce = kOnce_;
+  static_assert(!kOnce || kStages_ == 1, "one tile");
   static constexpr int kSplit = kSplit_, kOwnRows = kRows / kSplit;  // rows that a block finishes
   static constexpr int kDim = kDim_, kStages = kStages_, kWarps = kWarps_;
   static constexpr int kBarrier = kBarrier_;  // of these warps, where the block has others
@@ -132,15 +133,21 @@ class Heads {
 
   // This warp's share of keys; what it leaves in registers is joined by store().
   __device__ __forceinline__ void run() {
-#pragma unroll 1
-    for (int i = 0; i < own_; ++i) {
-      copy_wait<S::kStages - 1>();
+    if constexpr (S::kOnce) {
+      copy_wait<0>();
       __syncwarp();
-      step(i);
-      __syncwarp();  // nobody reads the tile any more
-      fetch(i + S::kStages, i + S::kStages < own_);
+      if (own_ > 0) step(0);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < own_; ++i) {
+        copy_wait<S::kStages - 1>();
+        __syncwarp();
+        step(i);
+        __syncwarp();  // nobody reads the tile any more
+        fetch(i + S::kStages, i + S::kStages < own_);
+      }
+      copy_wait<0>();
     }
-    copy_wait<0>();
     sync();
   }
 

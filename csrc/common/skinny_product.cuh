@@ -23,9 +23,10 @@ namespace flashrt {
 template <class S, class Op>
 class SkinnyProduct;
 
-// kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp.
+// kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp; kLean as
+// in few_rows.cuh.
 template <int kTiles_, int kColumns_, int kChunks_, int kRowWarps_, int kDepthWarps_, int kSplit_,
-          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16>
+          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16, bool kLean_ = false>
 struct SkinnyShape {
   template <class Op>
   using Product = SkinnyProduct<SkinnyShape, Op>;
@@ -36,7 +37,7 @@ struct SkinnyShape {
   static constexpr int kRowWarps = kRowWarps_, kDepthWarps = kDepthWarps_;
   static constexpr int kSplit = kSplit_;
   static constexpr bool kBulkWeights = kWeights_ == From::kBulk, kNorm = kNorm_;
-  static constexpr bool kCentred = false, kSteady = false;
+  static constexpr bool kCentred = false, kSteady = false, kLean = kLean_;
   static constexpr int kWindow = kWindow_;  // columns of W under way at a time, in bulk copies
 
   static constexpr int kTokens = 16 * kTiles;
@@ -99,6 +100,7 @@ class SkinnyProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     pdl_trigger();
+    this->probe(0);
     if constexpr (S::kBulkWeights || S::kSplit > 1) set_barriers();
     if constexpr (S::kBulkWeights) {
       fetch_weights_bulk();
@@ -108,19 +110,34 @@ class SkinnyProduct : FewRows<S, Op> {
     this->prepare();
     if constexpr (S::kNorm) fetch_condition();
     if constexpr (S::kSplit > 1) cluster_wait();
+    this->probe(1);
+    begin();
+    multiply();
+    this->probe(5);
+    this->collect();
+  }
+
+ private:
+  // From the end of the kernel in front to all that the products take.
+  __device__ __forceinline__ void begin() {
     pdl_wait();
+    this->probe(2);
     fetch_tokens();
     this->fetch();
     if constexpr (S::kWhole) widening_.begin();
     if constexpr (S::kBulkWeights) {
 #pragma unroll
-      for (int column = 0; column < S::kColumns; ++column) wait_bytes(barrier(kWeightsCame + column));
+      for (int column = 0; column < S::kColumns; ++column) {
+        if constexpr (S::kLean) {
+          barrier_wait(shared_address(barrier(kWeightsCame + column)), 0);
+        } else {
+          wait_bytes(barrier(kWeightsCame + column));
+        }
+      }
     }
-    multiply();
-    this->collect();
+    this->probe(3);
   }
 
- private:
   // Row of W in shared memory: rows of a column of all row warps are neighbours, so they come at once.
   __device__ __forceinline__ unsigned char* weight_row(int row_warp, int column, int row) const {
     return shared_ + ((column * S::kRowWarps + row_warp) * 8 + row) * S::kRowBytes;

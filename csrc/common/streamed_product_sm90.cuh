@@ -30,13 +30,16 @@ template <class S, class Op>
 class StreamedProduct;
 
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
+// kAskL2: tiles that the ring has no room for are asked for into L2 before pdl_wait(). kTurned: blocks of
+// different rows of W begin at different steps, as all read the same x.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
-          bool kLate_ = false>
+          bool kLate_ = false, bool kAskL2_ = false, bool kTurned_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
+  static constexpr bool kAskL2 = kAskL2_, kTurned = kTurned_, kLean = false;
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kLate = kLate_;
@@ -57,7 +60,7 @@ struct StreamedShape {
   static constexpr int kBoxes = 1;
   __device__ __forceinline__ static int box_row(int tile, int) { return tile * kRows; }
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;
-  static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
+  static constexpr int kStageBytes = kWeightBytes + kTokenBytes, kStageStart = 0;
   static constexpr int kFetched = kStages * kStageBytes, kSummed = kParts * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
@@ -81,13 +84,15 @@ class StreamedProduct : protected FewRows<S, Op> {
   using Base::thread_, Base::tile_, Base::warp_, Base::kWeightsCame;
 
  public:
-  __device__ __forceinline__ StreamedProduct(const FewRowsInput<bf16>& input, Op& op) : Base(input, op) {
+  __device__ __forceinline__ StreamedProduct(const FewRowsInput<typename S::Weight>& input, Op& op)
+      : Base(input, op) {
     group_ = warp_ / 4;
     slab_ = warp_ % 4;  // of 16 tokens
   }
 
   __device__ __forceinline__ void run() {
     if constexpr (!S::kLate) pdl_trigger();
+    this->probe(0);
     if (thread_ == 0) {
       if constexpr (S::kSplit > 1) this->expect_pushes();
       begin();
@@ -98,7 +103,9 @@ class StreamedProduct : protected FewRows<S, Op> {
     this->prepare();
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
+    this->probe(1);
     pdl_wait();
+    this->probe(2);
     if (thread_ == 0) fetch_first_tokens();
     this->fetch();
     multiply();
@@ -107,7 +114,7 @@ class StreamedProduct : protected FewRows<S, Op> {
 
  protected:
   __device__ __forceinline__ unsigned char* stage(int step) const {
-    return shared_ + step % S::kStages * S::kStageBytes;
+    return shared_ + S::kStageStart + step % S::kStages * S::kStageBytes;
   }
   // Which 64 columns a step takes with kLate: tiles begin with different ones, as all read the same x.
   __device__ __forceinline__ int columns(int step) const {
@@ -136,17 +143,41 @@ class StreamedProduct : protected FewRows<S, Op> {
         prefetch_tile(*in_.tiles, split_ * S::kDepth + columns(step) * 64, tile_ * S::kRows);
       }
     }
+    if constexpr (S::kAskL2) {
+#pragma unroll 1
+      for (int step = S::kStages; step < S::kSteps; ++step) {
+#pragma unroll
+        for (int box = 0; box < S::kBoxes; ++box) {
+          prefetch_tile(*in_.tiles, first_column(step), S::box_row(tile_, box));
+        }
+      }
+    }
+  }
+  // Where the columns of a step begin in the block's share of K, with kTurned; and in K.
+  __device__ __forceinline__ int turned(int step) const {
+    return (step + tile_ * S::kGroups) % S::kSteps * 64;
+  }
+  __device__ __forceinline__ int first_column(int step) const {
+    if constexpr (S::kTurned) {
+      return split_ * S::kDepth + turned(step);
+    } else {
+      return split_ * S::kDepth + step * 64;
+    }
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64, S::box_row(tile_, box));
+                S::kTurned ? first_column(step)
+                           : split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
+                S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
-              split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64, 0);
+              S::kTurned ? first_column(step)
+                         : split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
+              0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {
@@ -161,6 +192,8 @@ class StreamedProduct : protected FewRows<S, Op> {
     for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
+      if (turn == 0) this->probe(3);
+      if (turn == S::kSteps / S::kGroups - 1) this->probe(4);
       uint32_t x[4][4];
       load_operands(step, x, squares, totals);
       const uint64_t w = wgmma_tile(shared_address(stage(step)));
@@ -183,6 +216,7 @@ class StreamedProduct : protected FewRows<S, Op> {
         if (turn == (S::kSteps - S::kStages) / S::kGroups - 1) pdl_trigger();
       }
     }
+    this->probe(5);
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
     if constexpr (S::kNorm) leave_moments(squares, totals);
@@ -195,6 +229,7 @@ class StreamedProduct : protected FewRows<S, Op> {
     for (int part = 0; part < 4; ++part) {
       int k = step * 64 + part * 16 + lane_ % 4 * 2;
       if constexpr (S::kLate) k += (columns(step) - step) * 64;
+      if constexpr (S::kTurned) k += turned(step) - step * 64;
       if constexpr (S::kMaxTokens < 48) {
         if (slab_ != 3 && slab_ >= S::kMaxTokens / 16) {
           x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;

@@ -57,7 +57,7 @@ using Geglu54Sm90 = WarpgroupShape<56, 4, 2, From::kBulk, 2, true>;
 static_assert(Geglu54Sm90::kSharedBytes == 113568, "as the launcher has it");
 using Geglu62Sm90 = WarpgroupShape<64, 8, 1, From::kBulk, 2, true>;
 static_assert(Geglu62Sm90::kSharedBytes == 171552, "as the launcher has it");
-using Geglu14ClusterI8 = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
+using Geglu14ClusterI8 = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t, true>;
 static_assert(Geglu14ClusterI8::kSharedBytes == 70224, "as the launcher has it");
 using Geglu30ClusterI8 = SkinnyShape<2, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
 static_assert(Geglu30ClusterI8::kSharedBytes == 80976, "as the launcher has it");

@@ -98,6 +98,8 @@ using Qkv62Sm90 = WarpgroupShape<64, 2, 4, From::kRegisters, 2, true>;
 static_assert(Qkv62Sm90::kSharedBytes == 54816, "as the launcher has it");
 using Qkv14ClusterI8 = SkinnyShape<1, 10, 1, 1, 8, 4, From::kRegisters, 0, true, int8_t>;
 static_assert(Qkv14ClusterI8::kSharedBytes == 51552, "as the launcher has it");
+using Qkv14I8Hopper = SkinnyShape<1, 8, 2, 1, 8, 2, From::kRegisters, 0, true, int8_t, true>;
+static_assert(Qkv14I8Hopper::kSharedBytes == 42704, "as the launcher has it");
 using Qkv30ClusterI8 = SkinnyShape<2, 10, 1, 1, 8, 4, From::kRegisters, 0, true, int8_t>;
 static_assert(Qkv30ClusterI8::kSharedBytes == 103520, "as the launcher has it");
 using Qkv14I8 = SkinnyShape<1, 2, 4, 1, 8, 1, From::kRegisters, 0, true, int8_t>;
@@ -126,6 +128,7 @@ FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_30_i8_cluster, Qkv30ClusterI8, 1)
 #ifdef FLASHRT_SM90A
 FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_54_bf16_sm90, Qkv54Sm90, 2)
 FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_62_bf16_sm90, Qkv62Sm90, 2)
+FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_14_i8_hopper, Qkv14I8Hopper, 2)
 FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_54_i8_sm90, Qkv54I8Sm90, 2)
 FLASHRT_QKV(ada_rms_norm_qkv_rope_kv_62_i8_sm90, Qkv62I8Sm90, 2)
 #endif

@@ -23,6 +23,7 @@
 #include "../common/pdl.cuh"
 #include "../common/reduce.cuh"
 #include "../common/stream.cuh"
+#include "../common/tile_copy.cuh"
 #include "../common/vector.cuh"
 #include "../common/wgmma.cuh"
 
@@ -39,9 +40,11 @@ static_assert(kSplits == kWarps, "a warp's columns go to one block");
 
 using Operand = uint32_t[4];  // 16 rows of 16 values, over the lanes of a warp
 
-// kTiles: 8-row tiles of queries a block; kKeyTiles: 16-key tiles, at most one a warp.
-template <int kTiles_, int kKeyTiles_>
+// kTiles: 8-row tiles of queries a block; kKeyTiles: 16-key tiles, at most one a warp; kLean as in
+// few_rows.cuh.
+template <int kTiles_, int kKeyTiles_, bool kLean_ = false>
 struct Shape {
+  static constexpr bool kLean = kLean_;
   static constexpr int kTiles = kTiles_, kKeyTiles = kKeyTiles_;
   static constexpr int kRows = 8 * kTiles, kKeys = 16 * kKeyTiles;
   static_assert(kKeyTiles <= kWarps && 2 * kTiles <= kWarps, "");
@@ -125,6 +128,13 @@ class FewQueries {
 
   __device__ __forceinline__ uint64_t* barrier(int index) const {
     return reinterpret_cast<uint64_t*>(shared_ + S::kBarriers) + index;
+  }
+  __device__ __forceinline__ void wait(int index) const {
+    if constexpr (S::kLean) {
+      barrier_wait(shared_address(barrier(index)), 0);
+    } else {
+      wait_bytes(barrier(index));
+    }
   }
   __device__ __forceinline__ float* tops(int row) const {
     return reinterpret_cast<float*>(shared_ + S::kTops) + row * kTopPitch;
@@ -394,7 +404,7 @@ class FewQueries {
     const float2* sums = reinterpret_cast<const float2*>(shared_ + S::kReceivedSums) + pair;
     const float4* received =
         reinterpret_cast<const float4*>(shared_ + S::kReceived) + warp_ * 32 + lane_;
-    wait_bytes(barrier(kTopsCame));
+    wait(kTopsCame);
     float2 factor[kSplits], top = {-INFINITY, -INFINITY}, total = {0.0f, 0.0f};
 #pragma unroll
     for (int from = 0; from < kSplits; ++from) {
@@ -405,7 +415,7 @@ class FewQueries {
     for (int from = 0; from < kSplits; ++from) {
       factor[from] = {exp2_fast(factor[from].x - top.x), exp2_fast(factor[from].y - top.y)};
     }
-    wait_bytes(barrier(kSumsCame));
+    wait(kSumsCame);
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int from = 0; from < kSplits; ++from) {
@@ -445,7 +455,7 @@ class FewQueries {
           const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v,                  \
           flashrt::bf16* out, const int* prefix_length, int all_rows, int prefix_rows,             \
           int own_rows, int kv_stride, float scale) {                                              \
-    using Blocks = flashrt::few_queries_cluster::Shape<rows / 8, keys / 128>;                      \
+    using Blocks = flashrt::few_queries_cluster::Shape<rows / 8, keys / 128, rows == 8>;           \
     static_assert(Blocks::kSharedBytes == bytes, "as the launcher has it");                        \
     flashrt::few_queries_cluster::FewQueries<Blocks>(                                              \
         {q, k, v, out, prefix_length, all_rows, prefix_rows, own_rows, kv_stride,                  \

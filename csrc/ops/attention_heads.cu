@@ -17,6 +17,8 @@
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
 // runs).
 // source of the online softmax: arXiv 2205.14135
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/heads.cuh"
 #include "../common/pdl.cuh"
 

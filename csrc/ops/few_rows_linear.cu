@@ -9,6 +9,8 @@
 // needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and 32 else; K as named, N a multiple of the rows of a block; grid of
 // N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/linear_out.cuh"
 #include "../common/streamed_product_sm90.cuh"

@@ -12,6 +12,8 @@
 // A cluster has a head: its blocks split K, push each other the sums of a quarter of the rows of x, and
 // each finishes and attends with its quarter. Weights, and keys and values that are there, are under way
 // before pdl_wait(); keys and values that a block makes are pushed to all, where the attention reads them.
+#pragma once  // trial_forms.cu makes further forms of its kernels
+
 #include "../common/heads.cuh"
 #include "../common/streamed_product_sm90.cuh"
 
@@ -19,9 +21,9 @@ namespace flashrt {
 
 // The product's shape, with other things received: of kOwnTokens rows and four vectors, all sums.
 // kTensors: of W, 1 (q) or 3 (q, k and v).
-template <int kTensors_, int kStages_, class Attention_>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true>;
+template <int kTensors_, int kStages_, class Attention_, bool kAskL2_ = false, bool kTurned_ = false>
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, kAskL2_, kTurned_> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, kAskL2_, kTurned_>;
   using Attention = Attention_;
   using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
   using Base::kTotals;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import prod
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError, ContractError
-from ..kernels.launch import Size, Way
+from ..kernels.forms import Forms
+from ..kernels.launch import FormsOfKernels, Size, Way
 from ..kernels.quantised import E4M3
 from .cublaslt import CublasLt
 from .cuda_driver import CudaDriver
@@ -23,6 +24,7 @@ from .product_site import Operands, Site
 
 PRODUCT = "matmul"  # a library product, among the names of what was launched
 _REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
+_DEFAULT_FORMS = Forms()
 
 
 class CudaLauncher:
@@ -35,6 +37,7 @@ class CudaLauncher:
         architecture: compute capability, 90 for 9.0.
         multiprocessors: of the GPU.
         memory: start and size of the device's arena.
+        forms: which kernels stand in the place of others.
         launched: names of what was launched since :meth:`begin`, in order.
     """
 
@@ -46,7 +49,13 @@ class CudaLauncher:
         stream: Any,
         *,
         overlap: Overlap,
+        forms: Forms = _DEFAULT_FORMS,
     ) -> None:
+        self.forms: FormsOfKernels = forms
+        self._following: list[tuple[Any, Tensor]] = []  # of the program being planned
+        self._followed = 0  # of them, those that came again
+        # With what they were made of, whose addresses nobody else may get.
+        self._repacked: dict[tuple[str, int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._driver = driver
         self._library = library
         self._gemm = gemm
@@ -69,6 +78,9 @@ class CudaLauncher:
         """Start planning, or start launching what was planned."""
         self._planning = planning
         self.launched = []
+        self._followed = 0
+        if planning:
+            self._following = []
 
     def boundary(self, stage: str) -> None:
         """``stage`` begins: behind something other than a kernel, with which none can overlap."""
@@ -209,6 +221,25 @@ class CudaLauncher:
         self._boundary = True
         way(x, out)
 
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        if self._planning:
+            self._following.append((plan, weight))
+            return None
+        self._followed += 1
+        at = self._followed - 1 + self.forms.ahead
+        return self._following[at] if self.forms.ahead and at < len(self._following) else None
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        """See :class:`flashrt_core.kernels.launch.Launcher`."""
+        key = (name, weight.data_ptr(), tuple(weight.shape))
+        if key not in self._repacked:
+            if not self._planning:
+                raise CaptureError("a repacked weight", expected="one made at set-up", got="none")
+            self._repacked[key] = weight, pack(weight)
+            torch.cuda.synchronize()  # it is made on another stream than the graph's
+        return self._repacked[key][1]
+
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         count, spaces = prod(shape), self._workspaces[weights]
@@ -224,6 +255,8 @@ class CudaLauncher:
         """Release the workspace."""
         for spaces in self._workspaces.values():
             spaces.clear()
+        self._following.clear()
+        self._repacked.clear()
         self._constants.clear()
         self._kept.clear()
 

@@ -27,6 +27,7 @@ _PLANS = (
 )
 #: Those with int8 weights.
 _WHOLE_PLANS = (
+    SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_i8_hopper", 1024, 14, 64, 42704, cluster=2),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_i8_cluster", 1024, 14, 80, 51552, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_30_i8_cluster", 1024, 30, 80, 103520, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_54_i8_sm90", 1024, 54, 64, 48160, cluster=4),

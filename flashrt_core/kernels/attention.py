@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .attention_few_queries import few_queries
+from .attention_heads import HEADS_SHARED, heads_kernel
 from .biased_attention import biased_attention_launch
 from .check import F32, I32, ArgCheck
 from .launch import Launcher, TensorMap, blocks, output_suffix, require_bf16
 from .op import Lane, Op
 from .quantised import given, store
-from .skinny import LARGE_CLUSTERS
 
 
 def attention_ref(
@@ -62,14 +61,10 @@ def attention_ref(
     store(mixed.reshape(M, heads * dim), out, out_scale)
 
 
-#: Of the kernels of many heads and few rows, by the width of a head; the source asserts the same.
-_HEADS_SHARED = {48: 57_344, 64: 73_728, 128: 69_632}
 #: 64 queries, 256 keys and 256 values, in rows of 72 numbers.
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
 _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
-
-
 #: 64 queries and six frames of 64 keys or values, and their barriers.
 _SHARED_KV_SM90_SHARED = 7 * 64 * 256 * 2 + 14 * 8
 
@@ -99,75 +94,6 @@ def _shared_kv_sm90(
     )
 
 
-@dataclass(frozen=True)
-class _ClusterPlan:
-    """One built kernel for few queries whose keys are split over a cluster of eight blocks.
-
-    Attributes:
-        rows: of the list of queries, a block.
-        keys: most keys of all eight blocks.
-        shared_bytes: dynamic shared memory; the source asserts the same number.
-    """
-
-    rows: int
-    keys: int
-    shared_bytes: int
-
-
-_CLUSTER_PLANS = (
-    _ClusterPlan(8, 640, 54_160),
-    _ClusterPlan(8, 1024, 78_736),
-    _ClusterPlan(16, 640, 67_344),
-    _ClusterPlan(16, 1024, 91_920),
-    _ClusterPlan(32, 1024, 118_288),
-)
-#: Clusters of eight blocks that run at the same time, even with one block a multiprocessor.
-_CLUSTERS_AT_ONCE = 15
-
-
-def _choose_cluster(launcher: Launcher, rows: int, keys: int) -> _ClusterPlan | None:
-    """The plan with the fewest rows a block that runs at once; None where none takes the keys."""
-    if launcher.architecture // 10 not in LARGE_CLUSTERS:
-        return None
-    plans = [plan for plan in _CLUSTER_PLANS if keys <= plan.keys]
-    at_once = (plan for plan in plans if blocks(rows, plan.rows) <= _CLUSTERS_AT_ONCE)
-    return next(at_once, max(plans, key=lambda plan: plan.rows, default=None))
-
-
-def _few_queries(
-    launcher: Launcher,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    prefix_length: Tensor,
-    prefix_rows: int,
-    scale: float,
-) -> None:
-    """Queries of all heads as one list of rows, a few of them a block."""
-    rows = q.shape[0] * q.shape[1]
-    counts = (rows, prefix_rows, k.shape[0] - prefix_rows, k.stride(0))
-    args = (q, k, v, out, prefix_length, *counts, scale)
-    plan = _choose_cluster(launcher, rows, k.shape[0])
-    if plan is not None:
-        launcher.launch(
-            f"attention_few_queries_d256_{plan.rows}_{plan.keys}_bf16_cluster",
-            (8, blocks(rows, plan.rows)),
-            256,
-            args,
-            shared_bytes=plan.shared_bytes,
-            cluster=8,
-        )
-        return
-    launcher.launch(
-        "attention_few_queries_d256_bf16",
-        (1, blocks(rows, 16)),
-        256,
-        args,
-        shared_bytes=43_904 + 1_408 * min(rows, 16),
-    )
-
-
 def attention_launch(
     launcher: Launcher,
     q: Tensor,
@@ -191,13 +117,7 @@ def attention_launch(
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
     if dim in (64, 72) and runs and prefix_length is None and key_bias is None:
-        launcher.launch(
-            f"attention_segments_d{dim}_{into}",
-            (4, heads, segments),
-            128,
-            (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
-            shared_bytes=_SEGMENT_SHARED,
-        )
+        _segments(launcher, q, k, v, out, out_scale, segments, scale)
         return
     if q.stride(1) != dim or (kv_heads > 1 and not k.stride(1) == v.stride(1) == dim):
         raise ContractError(
@@ -216,17 +136,39 @@ def attention_launch(
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
         biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
         return
-    if dim in _HEADS_SHARED and alike:
+    if dim in HEADS_SHARED and alike:
+        kernel, shared_bytes = heads_kernel(launcher.forms, dim, into, sizes[1])
         launcher.launch(
-            f"attention_heads_d{dim}_{into}",
+            kernel,
             (blocks(sizes[0], 16), heads, segments),
             128,
             (*tensors, *sizes, heads // kv_heads, int(causal), int(kept), *strides, scale),
-            shared_bytes=_HEADS_SHARED[dim],
+            shared_bytes=shared_bytes,
         )
         return
     rest = (scale, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
     _plain_rows(launcher, q, k, v, out, *rest)
+
+
+def _segments(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    segments: int,
+    scale: float,
+) -> None:
+    """Runs of 256 rows."""
+    _, heads, dim = q.shape
+    launcher.launch(
+        f"attention_segments_d{dim}_{output_suffix('attention', out)}",
+        (4, heads, segments),
+        128,
+        (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
+        shared_bytes=_SEGMENT_SHARED,
+    )
 
 
 def _plain_rows(
@@ -276,7 +218,7 @@ def _shared_kv(
     contiguous = q.stride(0) == out.stride(0) == heads * dim
     few = rows <= 64 and contiguous and into == "bf16"
     if prefix_length is not None and prefix_rows < keys and few:
-        _few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
+        few_queries(launcher, q, k, v, out, prefix_length, prefix_rows, scale)
         return
     whole = prefix_length is None or prefix_rows == keys
     if launcher.architecture == 90 and contiguous and whole:

@@ -14,7 +14,7 @@ from torch import Tensor
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, TensorMap, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan
+from .skinny import SkinnyPlan, busiest, form_of
 
 #: Most rows of x that the copy engine fetches.
 _TOKENS = 48
@@ -76,22 +76,14 @@ def few_rows_plan(
     out: Tensor,
     activation: Activation,
 ) -> SkinnyPlan | None:
-    """The plan that keeps most multiprocessors busy at once; None where none takes this."""
+    """The plan that keeps most multiprocessors busy at once, or its form; None for none."""
     wide = x.dtype is out.dtype is torch.bfloat16
     if not wide or activation == "gelu" or not weight.is_contiguous():
         return None
     tiles = {torch.bfloat16: True, torch.int8: False}.get(weight.dtype)
-    fitting = [
-        plan
-        for plan in plans
-        if plan.tiles == tiles and plan.fits(launcher, x.shape[0], *weight.shape)
-    ]
-
-    def blocks_of(plan: SkinnyPlan) -> int:
-        return weight.shape[0] // plan.rows * plan.cluster
-
-    at_once = [plan for plan in fitting if blocks_of(plan) <= launcher.multiprocessors]
-    return max(at_once, key=blocks_of, default=min(fitting, key=blocks_of, default=None))
+    product = (launcher, x.shape[0], *weight.shape)
+    plan = busiest([plan for plan in plans if plan.tiles == tiles], *product)
+    return None if plan is None else form_of(plan, *product)
 
 
 def layer_norm_linear_few_rows(
@@ -116,9 +108,9 @@ def layer_norm_linear_few_rows(
     if plan is None:
         return False
     require_bf16("layer_norm_linear", x=x, bias=bias, out=out)
-    operands, strides = _operands(plan, x, weight, weight_scale)
+    operands, strides, last = _operands(launcher, plan, x, weight, weight_scale)
     ends = (out.stride(0), list(ACTIVATIONS).index(activation), eps)
-    args = (*operands, gain, shift, bias, out, x.shape[0], *strides, *ends)
+    args = (*operands, gain, shift, bias, out, x.shape[0], *strides, *ends, *last)
     plan.launch(launcher, weight.shape[0], args)
     return True
 
@@ -142,21 +134,55 @@ def linear_few_rows(
     if plan is None or (residual is not None and residual.shape != out.shape):
         return False
     require_bf16("linear", x=x, bias=bias, out=out, residual=residual)
-    operands, strides = _operands(plan, x, weight, weight_scale)
+    operands, strides, last = _operands(launcher, plan, x, weight, weight_scale)
     ends = (out.stride(0), 0 if residual is None else residual.stride(0))
     kind = list(ACTIVATIONS).index(activation)
-    args = (*operands, bias, residual, out, x.shape[0], *strides, *ends, kind)
+    args = (*operands, bias, residual, out, x.shape[0], *strides, *ends, kind, *last)
     plan.launch(launcher, weight.shape[0], args)
     return True
 
 
+#: Of every 32 columns of a weight, which one comes where for kernels that take x straight
+#: (direct_product_sm90.cuh): a lane's eight neighbours are its operands of two products.
+OPERAND_ORDER = tuple(
+    8 * c + 4 * s + 2 * h + j for s in (0, 1) for h in (0, 1) for c in range(4) for j in (0, 1)
+)
+
+
+def in_operand_order(weight: Tensor) -> Tensor:
+    """A weight whose columns come in the order of operands."""
+    order = torch.tensor(OPERAND_ORDER, device=weight.device)
+    return weight.unflatten(1, (-1, len(order)))[:, :, order].flatten(1).contiguous()
+
+
+_Args = tuple[object, ...]
+
+
 def _operands(
-    plan: SkinnyPlan, x: Tensor, weight: Tensor, weight_scale: Tensor | None
-) -> tuple[tuple[Tensor | TensorMap | None, ...], tuple[int, ...]]:
-    """What a kernel is given of x and the weight, and which strides."""
-    if not plan.tiles:
-        return (x, weight, weight_scale), (x.stride(0),)
-    return row_maps(x, weight, plan.rows, plan.tokens), ()
+    launcher: Launcher, plan: SkinnyPlan, x: Tensor, weight: Tensor, weight_scale: Tensor | None
+) -> tuple[_Args, tuple[int, ...], _Args]:
+    """What a kernel is given of x and the weight, strides, and what of a weight further on."""
+    if plan.asks != "map":
+        last: _Args = ()
+        if plan.asks:
+            _, following = launcher.follow(plan, weight) or (plan, None)
+            last = (following, 0 if following is None else following.numel())
+        if plan.tiles:
+            return row_maps(x, weight, plan.rows, plan.tokens), (), last
+        return (x, weight, weight_scale), (x.stride(0),), last
+    ordered = launcher.repacked(weight, "operands", in_operand_order)
+    tiles = _tiles(plan, ordered)
+    last = (tiles, 0, 1, 0)
+    if found := launcher.follow(plan, ordered):
+        other, following = found
+        steps = other.depth // other.cluster // 64
+        last = (_tiles(other, following), other.rows, other.cluster, steps)
+    return (x, tiles, weight_scale), (x.stride(0),), last
+
+
+def _tiles(plan: SkinnyPlan, weight: Tensor) -> TensorMap:
+    (rows, depth), each = weight.shape, weight.element_size()
+    return TensorMap(weight.data_ptr(), rows, depth, depth, plan.rows, 64, each)
 
 
 def row_maps(

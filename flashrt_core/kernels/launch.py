@@ -52,11 +52,32 @@ class TensorMap:
     outer: tuple[tuple[int, int, int], ...] = ()
 
 
+class FormsOfKernels(Protocol):
+    """What stands in the place of kernels (:class:`flashrt_core.kernels.forms.Forms`)."""
+
+    @property
+    def plans(self) -> Mapping[str, tuple[Any, ...]]:
+        """Plans by the kernel that they stand for."""
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Entries by those that they stand for."""
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Kinds of attention that one kernel makes with the product in front."""
+
+    @property
+    def ahead(self) -> int:
+        """How far on the product is that one asks for."""
+
+
 class Launcher(Protocol):
     """Puts kernels on the stream that is being captured."""
 
     architecture: int  # compute capability, 90 for 9.0
     multiprocessors: int
+    forms: FormsOfKernels  # which kernels stand in the place of others
 
     def launch(
         self,
@@ -123,6 +144,16 @@ class Launcher(Protocol):
                 ``out`` are other tensors of the same layout.
             x, out: the op's input and output.
         """
+
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
+        """Tells of a product that can ask for weights; the one that it asks for.
+
+        That is the product so many further on in the program as the forms say; None where there is
+        none, and while a stage is planned.
+        """
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        """``pack(weight)``, made once at set-up and kept; ``name`` is that of the packing."""
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """bf16 scratch memory that the next call of this method hands out again.

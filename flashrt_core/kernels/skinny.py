@@ -28,8 +28,12 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
+        asks: what it takes of the weight of a product further on, for which it asks: "" nothing,
+            "bytes" where they lie and how many, "map" their tiles. With "map" it also takes x
+            straight and the weight in the order of operands.
 
-    Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them.
+    Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
+    those named ``_hopper`` were built for that one alone.
     """
 
     kernel: str
@@ -40,10 +44,11 @@ class SkinnyPlan:
     threads: int = 256
     cluster: int = 1
     tiles: bool = False
+    asks: str = ""
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
         """Whether the kernel can make this product on this GPU."""
-        if self.kernel.endswith("_sm90"):
+        if self.kernel.endswith(("_sm90", "_hopper")):
             able = launcher.architecture == 90
         else:
             able = launcher.architecture // 10 in LARGE_CLUSTERS or "_cluster" not in self.kernel
@@ -71,8 +76,29 @@ class SkinnyPlan:
 def choose_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
 ) -> SkinnyPlan | None:
-    """The first plan that fits; None where the product needs another way."""
-    return next((plan for plan in plans if plan.fits(launcher, tokens, rows, depth)), None)
+    """The first plan that fits, or its form; None where the product needs another way."""
+    fitting = (plan for plan in plans if plan.fits(launcher, tokens, rows, depth))
+    plan = next(fitting, None)
+    return None if plan is None else form_of(plan, launcher, tokens, rows, depth)
+
+
+def busiest(
+    plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
+) -> SkinnyPlan | None:
+    """The plan that keeps most multiprocessors busy at once; None where none fits."""
+    fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
+
+    def blocks_of(plan: SkinnyPlan) -> int:
+        return rows // plan.rows * plan.cluster
+
+    at_once = [plan for plan in fitting if blocks_of(plan) <= launcher.multiprocessors]
+    return max(at_once, key=blocks_of, default=min(fitting, key=blocks_of, default=None))
+
+
+def form_of(plan: SkinnyPlan, launcher: Launcher, tokens: int, rows: int, depth: int) -> SkinnyPlan:
+    """The plan that the device has in the place of one; the plan itself where it has none."""
+    others = launcher.forms.plans.get(plan.kernel, ())
+    return busiest(others, launcher, tokens, rows, depth) or plan
 
 
 def whole_plans(

@@ -145,6 +145,36 @@ def test_what_is_not_offered_is_asked_for_once(lt: FakeLt) -> None:
         ours.prepare(SITE, (4096, 1 << 20))
 
 
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ((10.04, 10.0), 0),  # as fast: the library's guess
+        ((10.06, 10.0), 1),
+        ((10.0, 10.04), 0),
+        ((12.0, 10.04, 11.0, 10.0, 10.02, 10.05, 13.0), 1),
+        ((10.04, 10.0, 10.0, 10.0, 10.0, 10.0), 1),  # the first is not among those timed again
+    ],
+)
+def test_algorithms_as_fast_as_each_other_are_the_first(
+    times: tuple[float, ...], chosen: int
+) -> None:
+    measured: list[int] = []
+
+    class Clock:
+        def __init__(self, place: int) -> None:
+            self.place = place
+
+        def measure(self, rounds: int) -> None:
+            measured.extend([self.place] * rounds)
+            self.best = times[self.place]
+
+    found = cublaslt._fastest([Clock(place) for place in range(len(times))])  # type: ignore[misc]
+    assert found.place == chosen  # type: ignore[attr-defined]
+    count, again = len(times), min(len(times), 5)
+    assert measured[: 2 * count] == [*range(count)] * 2, "in turn"
+    assert len(measured) == 2 * count + 6 * again
+
+
 def test_choices_and_their_times_are_kept(lt: FakeLt, tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     ours = products(path)

@@ -22,6 +22,7 @@ from torch import Tensor
 from flashrt_core.devices.cuda_library import Packed, sizes
 from flashrt_core.devices.cuda_transfer import THREADS, CudaTransfer, Parameters
 from flashrt_core.devices.transfer import Rows, pieces
+from flashrt_core.kernels.forms import FORMS
 from flashrt_core.kernels.launch import Size, Way, refuse_low_bit
 from flashrt_core.kernels.maths import ACTIVATIONS
 from flashrt_core.kernels.op import Op
@@ -152,12 +153,14 @@ class EmulatedLauncher:
         self.sources: tuple[Path, ...] = ()
         self.changes: dict[str, tuple[build.Change, ...]] = {}
         self.multiprocessors = 132
+        self.forms = FORMS[""]
         self.workers, self.order = workers, order
         self.steps: list[Callable[[], None]] = []
         self.launched: list[str] = []
         self.way = ""
         self._driver = EmulatedDriver()
         self._workspaces: dict[bool, Tensor] = {}
+        self._repacked: dict[tuple[str, int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
 
     def launch(
         self,
@@ -258,6 +261,13 @@ class EmulatedLauncher:
 
     def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         ways.get(self.way, next(iter(ways.values())))(x, out)
+
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
+        return None
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        key = (name, weight.data_ptr(), tuple(weight.shape))
+        return self._repacked.setdefault(key, (weight, pack(weight)))[1]
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         count, held = prod(shape), self._workspaces.get(weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashrt_core.kernels.forms import FORMS, Forms
 from flashrt_core.kernels.launch import Float64, Size, TensorMap, Way, refuse_low_bit
 from flashrt_core.kernels.op import Op
 
@@ -97,8 +98,14 @@ class CheckingLauncher:
     """Records launches; fails on an entry or a parameter list that the sources do not have."""
 
     def __init__(
-        self, architecture: int = 90, multiprocessors: int = 132, *, finished: bool = True
+        self,
+        architecture: int = 90,
+        multiprocessors: int = 132,
+        *,
+        finished: bool = True,
+        forms: Forms = FORMS[""],
     ) -> None:
+        self.forms = forms
         self.architecture = architecture
         self.multiprocessors = multiprocessors
         self.launches: list[Launch] = []
@@ -169,6 +176,12 @@ class CheckingLauncher:
             way(x, out)
         self.launches, self.products = kept
         next(iter(ways.values()))(x, out)
+
+    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
+        return (plan, weight) if self.forms.ahead else None
+
+    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.empty_like(weight)
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)

@@ -205,7 +205,8 @@ def test_plans_give_the_shared_memory_that_the_sources_assert() -> None:
         *linear_gated_residual._WHOLE_PLANS,
     ]
     assert len(plans) == 26
-    assert {plan.kernel for plan in whole} == {
+    alone = {"ada_rms_norm_qkv_rope_kv_14_i8_hopper"}  # in bf16 it is no faster than the one below
+    assert {plan.kernel for plan in whole} - alone == {
         plan.kernel.replace("bf16", "i8")
         for plan in plans
         # These would spill.
@@ -275,10 +276,13 @@ def test_products_of_an_expert_layer(architecture: int, rows: int, norm: str, pl
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 10), (90, 10), (90, 50)])
 def test_int8_weights_of_an_expert_layer(architecture: int, rows: int) -> None:
-    """The same kernels as with bf16, by another name."""
+    """The same kernels as with bf16, by another name; for few rows one of its own."""
     wide = [launch.kernel for launch in launch_expert_layer(architecture, rows)]
     launches = launch_expert_layer(architecture, rows, whole=True)
-    assert [launch.kernel for launch in launches] == [name.replace("bf16", "i8") for name in wide]
+    expected = [name.replace("bf16", "i8") for name in wide]
+    if architecture == 90 and rows <= 14:
+        expected[0] = "ada_rms_norm_qkv_rope_kv_14_i8_hopper"
+    assert [launch.kernel for launch in launches] == expected
 
 
 def test_int8_weights_take_rows_in_runs_where_no_kernel_takes_all() -> None:

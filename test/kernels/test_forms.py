@@ -1,0 +1,106 @@
+"""Forms of kernels: what every one launches, against what the sources declare and assert."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashrt_core.gemm import linear
+from flashrt_core.kernels.attention_heads import SHORT_SHARED
+from flashrt_core.kernels.few_rows_linear import OPERAND_ORDER, in_operand_order
+from flashrt_core.kernels.forms import FORMS, Forms, find_forms
+from flashrt_core.kernels.layer_norm_attention import layer_norm_attention
+from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
+
+from .signatures import OPS, CheckingLauncher, Lane
+
+_TRIALS = (OPS / "trial_forms.cu").read_text()
+
+
+def _weight(rows: int, depth: int, whole: bool) -> tuple[Tensor, dict[str, Any]]:
+    if not whole:
+        return torch.empty(rows, depth, dtype=torch.bfloat16), {}
+    weight = torch.empty(rows, depth, dtype=torch.int8)
+    return weight, {"weight_scale": torch.empty(rows)}
+
+
+def _rows(count: int, width: int) -> Tensor:
+    return torch.empty(count, width, dtype=torch.bfloat16)
+
+
+def _head(lane: Lane, whole: bool) -> None:
+    """The products of a block of the head, with the attention of rows to each other."""
+    x, hidden, gain = _rows(41, 1536), _rows(41, 6144), torch.empty(1536)
+    merged, of_merged = _weight(4608, 1536, whole)
+    settings: dict[str, Any] = {"head_dim": 48, "eps": 1e-5, "scale": 1.0, **of_merged}
+    out = _rows(41, 1536)
+    layer_norm_attention(
+        lane, x, gain, gain, merged, None, _rows(41, 4608), None, None, out, **settings
+    )
+    for rows, depth in ((1536, 1536), (1536, 6144)):
+        weight, scales = _weight(rows, depth, whole)
+        linear(lane, out if depth == 1536 else hidden, weight, None, x, residual=x, **scales)
+    for rows in (1536, 6144):
+        weight, scales = _weight(rows, 1536, whole)
+        layer_norm_linear(lane, x, gain, gain, weight, None, _rows(41, rows), eps=1e-5, **scales)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_launches_what_it_names(name: str) -> None:
+    forms, launcher = FORMS[name], CheckingLauncher(forms=FORMS[name])
+    for whole in (False, True):
+        _head(Lane(launcher), whole)
+    kernels = {launch.kernel for launch in launcher.launches}
+    planned = {plan.kernel for plans in forms.plans.values() for plan in plans}
+    # Every kernel that has others in its place is replaced wherever one of them fits.
+    assert not kernels & set(forms.plans), kernels & set(forms.plans)
+    assert bool(kernels & planned) == bool(planned & set(_entries()))
+    if name == "":
+        assert forms == Forms() and not kernels & set(_entries())
+
+
+def _entries() -> dict[str, str]:
+    """Trial kernels of the source -> their shapes."""
+    return dict(re.findall(r"^FLASHRT_\w+\((\w+), (\w+)(?:, \d)?\)$", _TRIALS, re.MULTILINE))
+
+
+def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:
+    entries = _entries()
+    for plan in {
+        plan for forms in FORMS.values() for some in forms.plans.values() for plan in some
+    }:
+        shape = entries[plan.kernel]
+        if "_asking_" not in plan.kernel:  # of shapes that are there
+            assert f"{shape}::kSharedBytes == {plan.shared_bytes}," in _TRIALS, plan.kernel
+        # Two kernels of the head in a row share a multiprocessor, which has 228 KiB.
+        if "linear_k" in plan.kernel and "_deep_" not in plan.kernel:
+            assert 2 * (plan.shared_bytes + 1024) <= 228 * 1024, plan.kernel
+    assert f"HeadsShort48::kSharedBytes == {SHORT_SHARED}," in _TRIALS
+
+
+def test_what_is_asked_ahead_is_part_of_a_choice_by_name() -> None:
+    assert find_forms("direct+2").ahead == 2 and find_forms("direct").ahead == 0
+    assert find_forms("direct+2").plans is FORMS["direct"].plans
+    with pytest.raises(KeyError):
+        find_forms("none of them")
+
+
+def test_operands_lie_as_two_products_take_them() -> None:
+    """Lane c of four has columns 8 c to 8 c + 7: two words a product."""
+    assert sorted(OPERAND_ORDER) == list(range(32))
+    x, weight = torch.randn(3, 64).double(), torch.randn(5, 64).double()
+    ordered, sums = in_operand_order(weight), torch.zeros(3, 5).double()
+    for block in range(0, 64, 32):
+        for product in range(2):
+            operand = torch.empty(3, 16).double()
+            for lane in range(4):
+                own = x[:, block + 8 * lane : block + 8 * lane + 8].reshape(3, 4, 2)
+                operand[:, 2 * lane : 2 * lane + 2] = own[:, 2 * product]
+                operand[:, 8 + 2 * lane : 10 + 2 * lane] = own[:, 2 * product + 1]
+            first = block + 16 * product
+            sums += operand @ ordered[:, first : first + 16].T
+    assert torch.allclose(sums, x @ weight.T)
