@@ -9,7 +9,7 @@
 // needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and 32 else; K as named, N a multiple of the rows of a block; grid of
 // N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
-#pragma once  // trial_forms.cu makes further forms of its kernels
+#pragma once  // head_forms.cu makes further forms of its kernels
 
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/linear_out.cuh"
@@ -38,12 +38,15 @@
                                            activation, {}, {}});                                   \
   }
 
-// The same with int8 weights, which wait in registers.
+// The same with int8 weights, which wait in registers: these blocks leave no room for the next kernel's,
+// so they ask for `bytes` of its weights.
 #define FLASHRT_LAYER_NORM_LINEAR_I8(name, Shape, blocks)                                          \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
            const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
-           int tokens, int x_stride, int y_stride, int activation, float eps) {                    \
+           int tokens, int x_stride, int y_stride, int activation, float eps, const void* next,    \
+           int bytes) {                                                                            \
+    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
@@ -54,7 +57,9 @@
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
            const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
-           int x_stride, int y_stride, int residual_stride, int activation) {                      \
+           int x_stride, int y_stride, int residual_stride, int activation, const void* next,      \
+           int bytes) {                                                                            \
+    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \

@@ -42,7 +42,7 @@ def streamed_plan(
 def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
     """With int8 weights."""
     name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
-    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, cluster=cluster)
+    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, cluster=cluster, asks=True)
 
 
 LINEAR_PLANS = (
@@ -142,19 +142,6 @@ def linear_few_rows(
     return True
 
 
-#: Of every 32 columns of a weight, which one comes where for kernels that take x straight
-#: (direct_product_sm90.cuh): a lane's eight neighbours are its operands of two products.
-OPERAND_ORDER = tuple(
-    8 * c + 4 * s + 2 * h + j for s in (0, 1) for h in (0, 1) for c in range(4) for j in (0, 1)
-)
-
-
-def in_operand_order(weight: Tensor) -> Tensor:
-    """A weight whose columns come in the order of operands."""
-    order = torch.tensor(OPERAND_ORDER, device=weight.device)
-    return weight.unflatten(1, (-1, len(order)))[:, :, order].flatten(1).contiguous()
-
-
 _Args = tuple[object, ...]
 
 
@@ -162,27 +149,13 @@ def _operands(
     launcher: Launcher, plan: SkinnyPlan, x: Tensor, weight: Tensor, weight_scale: Tensor | None
 ) -> tuple[_Args, tuple[int, ...], _Args]:
     """What a kernel is given of x and the weight, strides, and what of a weight further on."""
-    if plan.asks != "map":
-        last: _Args = ()
-        if plan.asks:
-            _, following = launcher.follow(plan, weight) or (plan, None)
-            last = (following, 0 if following is None else following.numel())
-        if plan.tiles:
-            return row_maps(x, weight, plan.rows, plan.tokens), (), last
-        return (x, weight, weight_scale), (x.stride(0),), last
-    ordered = launcher.repacked(weight, "operands", in_operand_order)
-    tiles = _tiles(plan, ordered)
-    last = (tiles, 0, 1, 0)
-    if found := launcher.follow(plan, ordered):
-        other, following = found
-        steps = other.depth // other.cluster // 64
-        last = (_tiles(other, following), other.rows, other.cluster, steps)
-    return (x, tiles, weight_scale), (x.stride(0),), last
-
-
-def _tiles(plan: SkinnyPlan, weight: Tensor) -> TensorMap:
-    (rows, depth), each = weight.shape, weight.element_size()
-    return TensorMap(weight.data_ptr(), rows, depth, depth, plan.rows, 64, each)
+    last: _Args = ()
+    if plan.asks:
+        _, following = launcher.follow(plan, weight) or (plan, None)
+        last = (following, 0 if following is None else following.numel())
+    if plan.tiles:
+        return row_maps(x, weight, plan.rows, plan.tokens), (), last
+    return (x, weight, weight_scale), (x.stride(0),), last
 
 
 def row_maps(

@@ -33,89 +33,33 @@ class Forms:
     name: str = ""
     plans: Mapping[str, tuple[SkinnyPlan, ...]] = field(default_factory=dict)
     kernels: Mapping[str, str] = field(default_factory=dict)
-    fused: tuple[str, ...] = FUSED
-    ahead: int = 0
+    fused: tuple[str, ...] = ()
+    ahead: int = 1
 
 
-def _direct(norm: bool, depth: int, rows: int, cluster: int, shared: int, kind: str) -> SkinnyPlan:
-    op, tokens = "layer_norm_linear" if norm else "linear", 44 if "deep" in kind else 48
-    name = f"{op}_k{depth}_{rows}_by_{cluster}_{kind}_sm90"
-    asks = "" if "early" in kind else "map"
-    return SkinnyPlan(name, depth, tokens, rows, shared, cluster=cluster, tiles=True, asks=asks)
+def _norms(kind: str, **shared: int) -> dict[str, tuple[SkinnyPlan, ...]]:
+    """The head's products behind a norm, by the rows of a block, in one form."""
+    found: dict[str, tuple[SkinnyPlan, ...]] = {}
+    for name, size in shared.items():
+        rows = int(name.removeprefix("of_"))
+        cluster = 4 if rows == 48 else 2
+        entry = f"layer_norm_linear_k1536_{rows}"
+        plan = SkinnyPlan(
+            f"{entry}_{kind}_bf16_sm90", 1536, 48, rows, size, cluster=cluster, tiles=True
+        )
+        found[f"{entry}_bf16_sm90"] = (plan,)
+    return found
 
 
-def _asking(norm: bool, depth: int, cluster: int, shared: int) -> SkinnyPlan:
-    op, tokens = ("layer_norm_linear", 44) if norm else ("linear", 48)
-    name = f"{op}_k{depth}_by_{cluster}_asking_i8_sm90"
-    return SkinnyPlan(name, depth, tokens, 64, shared, cluster=cluster, asks="bytes")
-
-
-# Of the products of few rows that are there: what follows a norm, what is added to the stream.
-_NORM = tuple(f"layer_norm_linear_k1536_{rows}_bf16_sm90" for rows in (48, 72, 96))
-_NORM_I8 = ("layer_norm_linear_k1536_by_2_i8_sm90", "layer_norm_linear_k1536_by_4_i8_sm90")
-_WIDE, _WIDE_I8 = "linear_k1536_48_bf16_sm90", "linear_k1536_by_4_i8_sm90"
-_DEEP, _DEEP_I8 = "linear_k6144_96_bf16_sm90", "linear_k6144_by_8_i8_sm90"
-
-
-def _products(
-    norm: tuple[SkinnyPlan, ...], wide: SkinnyPlan, deep: SkinnyPlan, *, whole: bool = False
-) -> dict[str, tuple[SkinnyPlan, ...]]:
-    """Every product of the head in one form."""
-    of_norms = dict.fromkeys(_NORM_I8 if whole else _NORM, norm)
-    return {
-        **of_norms,
-        _WIDE_I8 if whole else _WIDE: (wide,),
-        _DEEP_I8 if whole else _DEEP: (deep,),
-    }
-
-
-def _norms(kind: str, *sizes: tuple[int, int, int]) -> tuple[SkinnyPlan, ...]:
-    return tuple(_direct(True, 1536, *size, kind) for size in sizes)
-
-
-_EARLY = _products(
-    _norms("early_bf16", (48, 4, 90_176), (72, 2, 85_872), (96, 2, 103_152)),
-    _direct(False, 1536, 48, 4, 83_008, "early_bf16"),
-    _direct(False, 6144, 96, 8, 92_208, "early_bf16"),
-)
-_EARLY_PAIRS = _products(
-    _norms("early_bf16", (24, 2, 88_208), (72, 2, 85_872), (96, 2, 103_152)),
-    _direct(False, 1536, 24, 2, 78_416, "early_bf16"),
-    _direct(False, 6144, 96, 6, 92_208, "early_bf16"),
-)
-_DIRECT = _products(
-    _norms("direct_bf16", (48, 4, 53_504), (72, 2, 79_936), (96, 2, 103_360)),
-    _direct(False, 1536, 48, 4, 46_144, "direct_bf16"),
-    _direct(False, 6144, 96, 8, 92_224, "direct_bf16"),
-)
-_PAIRS_NORM = _norms("direct_bf16", (24, 2, 51_568), (72, 2, 79_936), (96, 2, 103_360))
-_PAIRS_WIDE = _direct(False, 1536, 24, 2, 41_584, "direct_bf16")
-_DEEP_PAIRS = _direct(False, 6144, 96, 6, 92_224, "direct_bf16")
-_DIRECT_PAIRS = _products(_PAIRS_NORM, _PAIRS_WIDE, _DEEP_PAIRS)
-_DIRECT_DEEP = _products(
-    _PAIRS_NORM, _PAIRS_WIDE, _direct(False, 6144, 96, 8, 115_280, "deep_bf16")
-)
-_PAIRS_NORM_I8 = _norms("direct_i8", (24, 2, 39_280), (72, 2, 98_416), (96, 2, 103_376))
-_PAIRS_WIDE_I8 = _direct(False, 1536, 24, 2, 29_296, "direct_i8")
-_DIRECT_I8 = _products(
-    _PAIRS_NORM_I8, _PAIRS_WIDE_I8, _direct(False, 6144, 96, 8, 104_544, "direct_i8"), whole=True
-)
-_DIRECT_PAIRS_I8 = _products(
-    _PAIRS_NORM_I8, _PAIRS_WIDE_I8, _direct(False, 6144, 96, 6, 104_544, "direct_i8"), whole=True
-)
-_ASKING_I8 = _products(
-    (_asking(True, 1536, 2, 48_416), _asking(True, 1536, 4, 45_344)),
-    _asking(False, 1536, 4, 38_432),
-    _asking(False, 6144, 8, 38_432),
-    whole=True,
-)
-_EARLY_FUSED = {
-    f"layer_norm_attention{kind}_k1536_d48_bf16_sm90": (
-        f"layer_norm_attention{kind}_k1536_d48_early_bf16_sm90"
-    )
-    for kind in FUSED
+_UNDER = _norms("under", of_48=90_176, of_72=85_872, of_96=103_152)
+_DEEP_UP = {**_UNDER, **_norms("deep", of_72=104_352, of_96=127_776)}
+_DEEP_DOWN = {
+    **_UNDER,
+    **_norms("deep", of_72=104_352),
+    "linear_k6144_96_bf16_sm90": (
+        SkinnyPlan("linear_k6144_96_deep_bf16_sm90", 6144, 48, 96, 116_832, cluster=8, tiles=True),
+    ),
 }
-_SHORT = {"attention_heads_d48_bf16": "attention_heads_d48_short_bf16_hopper"}
 
 
 def _expert(kind: str) -> dict[str, tuple[SkinnyPlan, ...]]:
@@ -179,21 +123,17 @@ _LEAN_QUERIES = {
 _DEFAULT = Forms()
 _CHOICES = (
     _DEFAULT,
-    # The head of GR00T, bf16.
+    # The head of GR00T.
+    Forms("fused", fused=FUSED),
     Forms("self apart", fused=("",)),
-    Forms("apart", fused=()),
-    Forms("apart, short", kernels=_SHORT, fused=()),
-    Forms("early", _EARLY, _EARLY_FUSED),
-    Forms("early, apart", _EARLY, _SHORT, ()),
-    Forms("early, pairs", _EARLY_PAIRS, _SHORT, ()),
-    Forms("direct", _DIRECT, _SHORT, ()),
-    Forms("direct, pairs", _DIRECT_PAIRS, _SHORT, ()),
-    Forms("direct, deep", _DIRECT_DEEP, _SHORT, ()),
-    # The same, int8.
-    Forms("i8 short", kernels=_SHORT),
-    Forms("i8 asking", _ASKING_I8, _SHORT, ahead=1),
-    Forms("i8 direct", _DIRECT_I8, _SHORT),
-    Forms("i8 direct, pairs", _DIRECT_PAIRS_I8, _SHORT),
+    Forms("under", _UNDER),
+    Forms("fused, under", _UNDER, fused=FUSED),
+    Forms("self apart, under", _UNDER, fused=("",)),
+    Forms("deep up", _DEEP_UP),
+    Forms("deep down", _DEEP_DOWN),
+    Forms("fused, deep up", _DEEP_UP, fused=FUSED),
+    Forms("fused, deep down", _DEEP_DOWN, fused=FUSED),
+    Forms("asking nothing", ahead=0),
     # The expert of pi0.5.
     Forms("lean", _expert("lean"), _LEAN_QUERIES),
     Forms("warm", _expert("warm"), _LEAN_QUERIES),

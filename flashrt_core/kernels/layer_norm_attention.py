@@ -60,7 +60,7 @@ def _operands(
 
 
 #: Dynamic shared memory of the fused kernels; the source asserts the same.
-_SHARED = {"": 121_760, "_self": 121_664}
+_SHARED = {"": 103_104, "_self": 108_896}
 
 
 def layer_norm_attention_launch(

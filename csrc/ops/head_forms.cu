@@ -1,0 +1,53 @@
+// Other forms of kernels of GR00T's head: the same sums in the same op, by another kernel, to be measured
+// against each other in whole decisions (kernels/forms.py names them). None is a default.
+//
+// _under: the moments of rows are made while the tensor cores have the product. _deep: more of W is under
+// way before the kernel in front has finished, as x has stages of its own.
+#include "few_rows_linear.cu"
+
+#ifdef FLASHRT_SM90A
+namespace flashrt {
+
+using UnderNorm48 = StreamedShape<48, 6, 4, 6, true, 48, false, true>;
+static_assert(UnderNorm48::kSharedBytes == 90176, "as the launcher has it");
+using UnderNorm72 = StreamedShape<72, 12, 2, 4, true, 48, false, true>;
+static_assert(UnderNorm72::kSharedBytes == 85872, "as the launcher has it");
+using UnderNorm96 = StreamedShape<96, 12, 2, 4, true, 48, false, true>;
+static_assert(UnderNorm96::kSharedBytes == 103152, "as the launcher has it");
+using DeepNorm72 = StreamedShape<72, 12, 2, 6, true, 48, false, true, 4>;
+static_assert(DeepNorm72::kSharedBytes == 104352, "as the launcher has it");
+using DeepNorm96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4>;
+static_assert(DeepNorm96::kSharedBytes == 127776, "as the launcher has it");
+using Deep6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4>;
+static_assert(Deep6144x96::kSharedBytes == 116832, "as the launcher has it");
+
+}  // namespace flashrt
+
+#define FLASHRT_HEAD_NORM_LINEAR(name, Shape)                                                      \
+  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           int tokens, int y_stride, int activation, float eps) {                                  \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
+                                           activation, {}, {}});                                   \
+  }
+#define FLASHRT_HEAD_LINEAR(name, Shape)                                                           \
+  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
+           int y_stride, int residual_stride, int activation) {                                    \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
+                                           activation, {}, {}});                                   \
+  }
+
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_48_under_bf16_sm90, UnderNorm48)
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_72_under_bf16_sm90, UnderNorm72)
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_under_bf16_sm90, UnderNorm96)
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_72_deep_bf16_sm90, DeepNorm72)
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_deep_bf16_sm90, DeepNorm96)
+FLASHRT_HEAD_LINEAR(linear_k6144_96_deep_bf16_sm90, Deep6144x96)
+#endif
