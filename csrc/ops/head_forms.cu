@@ -2,7 +2,9 @@
 // against each other in whole decisions (kernels/forms.py names them). None is a default.
 //
 // _under: the moments of rows are made while the tensor cores have the product. _deep: more of W is under
-// way before the kernel in front has finished, as x has stages of its own.
+// way before the kernel in front has finished, as x has stages of its own. _resident: x of
+// a block all at once, where int8 weights wait in registers.
+#include "../common/resident_product_sm90.cuh"
 #include "few_rows_linear.cu"
 
 #ifdef FLASHRT_SM90A
@@ -20,6 +22,16 @@ using DeepNorm96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4>;
 static_assert(DeepNorm96::kSharedBytes == 127776, "as the launcher has it");
 using Deep6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4>;
 static_assert(Deep6144x96::kSharedBytes == 116832, "as the launcher has it");
+
+// Named for K and the blocks of a cluster.
+using ResidentNorm1536By2 = ResidentShape<6, 2, true>;
+static_assert(ResidentNorm1536By2::kSharedBytes == 89200, "as the launcher has it");
+using ResidentNorm1536By4 = ResidentShape<3, 4, true>;
+static_assert(ResidentNorm1536By4::kSharedBytes == 52288, "as the launcher has it");
+using Resident1536By4 = ResidentShape<3, 4, false>;
+static_assert(Resident1536By4::kSharedBytes == 49216, "as the launcher has it");
+using Resident6144By8 = ResidentShape<6, 8, false>;
+static_assert(Resident6144By8::kSharedBytes == 86128, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -43,6 +55,28 @@ static_assert(Deep6144x96::kSharedBytes == 116832, "as the launcher has it");
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
                                            activation, {}, {}});                                   \
   }
+#define FLASHRT_RESIDENT_NORM_LINEAR(name, Shape)                                                  \
+  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
+      name(const __grid_constant__ CUtensorMap x, const int8_t* weight, const float* weight_scale, \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           int tokens, int y_stride, int activation, float eps, const void* next, int bytes) {     \
+    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, weight, weight_scale, nullptr, gain, shift, eps, tokens, 0, &x},                 \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
+                                           activation, {}, {}});                                   \
+  }
+#define FLASHRT_RESIDENT_LINEAR(name, Shape)                                                       \
+  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
+      name(const __grid_constant__ CUtensorMap x, const int8_t* weight, const float* weight_scale, \
+           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
+           int y_stride, int residual_stride, int activation, const void* next, int bytes) {       \
+    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, 0, &x},           \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
+                                           activation, {}, {}});                                   \
+  }
 
 FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_48_under_bf16_sm90, UnderNorm48)
 FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_72_under_bf16_sm90, UnderNorm72)
@@ -50,4 +84,8 @@ FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_under_bf16_sm90, UnderNorm96
 FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_72_deep_bf16_sm90, DeepNorm72)
 FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_deep_bf16_sm90, DeepNorm96)
 FLASHRT_HEAD_LINEAR(linear_k6144_96_deep_bf16_sm90, Deep6144x96)
+FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_by_2_resident_i8_sm90, ResidentNorm1536By2)
+FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_by_4_resident_i8_sm90, ResidentNorm1536By4)
+FLASHRT_RESIDENT_LINEAR(linear_k1536_by_4_resident_i8_sm90, Resident1536By4)
+FLASHRT_RESIDENT_LINEAR(linear_k6144_by_8_resident_i8_sm90, Resident6144By8)
 #endif

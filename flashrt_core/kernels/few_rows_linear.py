@@ -142,6 +142,19 @@ def linear_few_rows(
     return True
 
 
+#: Of every 32 columns of a weight, which one comes where for kernels that have x whole
+#: (resident_product_sm90.cuh): a lane's eight neighbours are its operands of two products.
+OPERAND_ORDER = tuple(
+    16 * s + 8 * h + 2 * c + j for c in range(4) for s in (0, 1) for h in (0, 1) for j in (0, 1)
+)
+
+
+def in_operand_order(weight: Tensor) -> Tensor:
+    """A weight whose columns come in the order of operands."""
+    order = torch.tensor(OPERAND_ORDER, device=weight.device)
+    return weight.unflatten(1, (-1, len(order)))[:, :, order].flatten(1).contiguous()
+
+
 _Args = tuple[object, ...]
 
 
@@ -150,11 +163,16 @@ def _operands(
 ) -> tuple[_Args, tuple[int, ...], _Args]:
     """What a kernel is given of x and the weight, strides, and what of a weight further on."""
     last: _Args = ()
+    if plan.resident:
+        weight = launcher.repacked(weight, "operands", in_operand_order)
     if plan.asks:
         _, following = launcher.follow(plan, weight) or (plan, None)
         last = (following, 0 if following is None else following.numel())
     if plan.tiles:
         return row_maps(x, weight, plan.rows, plan.tokens), (), last
+    if plan.resident:
+        rows = TensorMap(x.data_ptr(), *x.shape, x.stride(0), plan.tokens, 64)
+        return (rows, weight, weight_scale), (), last
     return (x, weight, weight_scale), (x.stride(0),), last
 
 

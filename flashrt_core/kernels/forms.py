@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from .skinny import SkinnyPlan
 
@@ -60,6 +61,21 @@ _DEEP_DOWN = {
         SkinnyPlan("linear_k6144_96_deep_bf16_sm90", 6144, 48, 96, 116_832, cluster=8, tiles=True),
     ),
 }
+
+
+def _resident(
+    norm: bool, depth: int, cluster: int, shared: int
+) -> dict[str, tuple[SkinnyPlan, ...]]:
+    """A product of the head with int8 weights that has x whole."""
+    op, tokens = ("layer_norm_linear", 44) if norm else ("linear", 48)
+    entry = f"{op}_k{depth}_by_{cluster}"
+    name = f"{entry}_resident_i8_sm90"
+    kept: dict[str, Any] = {"cluster": cluster, "resident": True, "asks": True}
+    return {f"{entry}_i8_sm90": (SkinnyPlan(name, depth, tokens, 64, shared, **kept),)}
+
+
+_RESIDENT_NORM = {**_resident(True, 1536, 2, 89_200), **_resident(True, 1536, 4, 52_288)}
+_RESIDENT_DOWN = {**_resident(False, 6144, 8, 86_128), **_resident(False, 1536, 4, 49_216)}
 
 
 def _expert(kind: str) -> dict[str, tuple[SkinnyPlan, ...]]:
@@ -134,6 +150,9 @@ _CHOICES = (
     Forms("fused, deep up", _DEEP_UP, fused=FUSED),
     Forms("fused, deep down", _DEEP_DOWN, fused=FUSED),
     Forms("asking nothing", ahead=0),
+    Forms("resident", {**_RESIDENT_NORM, **_RESIDENT_DOWN}),
+    Forms("resident norm", _RESIDENT_NORM),
+    Forms("resident down", _RESIDENT_DOWN),
     # The expert of pi0.5.
     Forms("lean", _expert("lean"), _LEAN_QUERIES),
     Forms("warm", _expert("warm"), _LEAN_QUERIES),

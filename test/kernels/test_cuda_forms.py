@@ -39,7 +39,7 @@ from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 pytestmark = runs_kernels
 
 _HEAD = ("under", "deep up", "deep down")
-_HEAD_I8: tuple[str, ...] = ("",)
+_HEAD_I8 = ("", "resident")
 _EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
 _LAUNCHED: set[str] = set()
@@ -247,7 +247,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_under_", "_deep_", "_wide_sm90", "_hopper")
+    parts = ("_under_", "_deep_", "_resident_", "_wide_sm90", "_hopper")
     return any(part in name for part in parts)
 
 
