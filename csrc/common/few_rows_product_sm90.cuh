@@ -44,6 +44,8 @@ struct WarpgroupShape {
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
   static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = kLean_;
+  static constexpr bool kOwnStays = false;
+  static constexpr int kVectors = 4;
   // The last two carry shift, with kCentred the last four shift and gain.
   static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;

@@ -29,6 +29,7 @@ struct ResidentShape {
   using Weight = int8_t;
   using Piece = WeightPiece<Weight>;
   static constexpr bool kWhole = true, kNorm = kNorm_, kCentred = kNorm_, kSteady = kNorm_, kLean = true;
+  static constexpr bool kOwnStays = false;
   static constexpr int kSteps = kSteps_, kSplit = kSplit_, kTokens = 48, kSpecial = kNorm ? 4 : 0;
   static constexpr int kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;

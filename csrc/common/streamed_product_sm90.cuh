@@ -34,13 +34,17 @@ class StreamedProduct;
 
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
-          bool kLate_ = false, bool kUnder_ = false, int kTokenStages_ = kStages_>
+          bool kLate_ = false, bool kUnder_ = false, int kTokenStages_ = kStages_,
+          bool kSlim_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr bool kUnder = kUnder_ && kNorm, kLean = false;
+  // Slim: less shared memory, for a little more work.
+  static constexpr bool kOwnStays = kSlim_;
+  static constexpr int kVectors = kSlim_ ? 3 : 4;  // rows of shift and gain that are kept
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kLate = kLate_;
@@ -70,11 +74,12 @@ struct StreamedShape {
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
   static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
-  static constexpr int kSquares = kShift + (kNorm ? 4 * kVector : 0);
+  static constexpr int kSquares = kShift + (kNorm ? kVectors * kVector : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kFrom = kSplit - (kOwnStays ? 1 : 0);
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
-  static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
-  static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 8 : 0);
+  static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kFrom * kTokens * kOwn * 16 : 0);
+  static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kFrom * kTokens * 8 : 0);
   static constexpr int kSharedBytes = (kBarriers + (1 + kStages + (kApart ? kTokenStages : 0)) * 8 + 15) / 16 * 16;
   static_assert(kTokenStages % kGroups == 0 && kTokenStages <= kStages, "whole turns");
   static_assert(kStageBytes % 1024 == 0 && kBarriers % 8 == 0, "aligned");
@@ -247,11 +252,16 @@ class StreamedProduct : protected FewRows<S, Op> {
       }
       if (slab_ == 3) {
         const bool holds = S::kNorm && lane_ < 16;
-        const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;
+        const unsigned char* v = this->vector_row(min(lane_ / 4 % 4, S::kVectors - 1)) + k * 2;
         x[part][0] = holds ? *reinterpret_cast<const uint32_t*>(v) : 0u;
         x[part][1] = 0u;
         x[part][2] = holds ? *reinterpret_cast<const uint32_t*>(v + 16) : 0u;
         x[part][3] = 0u;
+        if (S::kVectors == 3 && holds && lane_ / 4 == 3) {  // what the rounding of the gain left
+          const unsigned char* growth = shared_ + S::kScale + k * 2;
+          x[part][0] = rest(*reinterpret_cast<const uint32_t*>(growth), x[part][0]);
+          x[part][2] = rest(*reinterpret_cast<const uint32_t*>(growth + 16), x[part][2]);
+        }
         continue;
       }
       const int row = slab_ * 16 + lane_ % 16, unit = part * 2 + lane_ / 16;
@@ -266,6 +276,11 @@ class StreamedProduct : protected FewRows<S, Op> {
         x[part][2] = grow2(x[part][2], high), x[part][3] = grow2(x[part][3], high);
       }
     }
+  }
+
+  __device__ __forceinline__ static uint32_t rest(uint32_t growth, uint32_t gain) {
+    const float2 grown = unpack2(growth), rounded = unpack2(gain);
+    return pack2(1.0f + grown.x - rounded.x, 1.0f + grown.y - rounded.y);
   }
 
   // x x^T of 8 tokens with themselves has their sums of squares on its diagonal; x times ones is their

@@ -16,12 +16,12 @@ using UnderNorm72 = StreamedShape<72, 12, 2, 4, true, 48, false, true>;
 static_assert(UnderNorm72::kSharedBytes == 85872, "as the launcher has it");
 using UnderNorm96 = StreamedShape<96, 12, 2, 4, true, 48, false, true>;
 static_assert(UnderNorm96::kSharedBytes == 103152, "as the launcher has it");
-using DeepNorm72 = StreamedShape<72, 12, 2, 6, true, 48, false, true, 4>;
-static_assert(DeepNorm72::kSharedBytes == 104352, "as the launcher has it");
-using DeepNorm96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4>;
-static_assert(DeepNorm96::kSharedBytes == 127776, "as the launcher has it");
-using Deep6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4>;
-static_assert(Deep6144x96::kSharedBytes == 116832, "as the launcher has it");
+using DeepNorm72 = StreamedShape<72, 12, 2, 8, true, 48, false, true, 4, true>;
+static_assert(DeepNorm72::kSharedBytes == 113344, "as the launcher has it");
+using DeepNorm96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4, true>;
+static_assert(DeepNorm96::kSharedBytes == 115824, "as the launcher has it");
+using Deep6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4, true>;
+static_assert(Deep6144x96::kSharedBytes == 114528, "as the launcher has it");
 
 // Named for K and the blocks of a cluster.
 using ResidentNorm1536By2 = ResidentShape<6, 2, true>;

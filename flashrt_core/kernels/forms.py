@@ -53,12 +53,11 @@ def _norms(kind: str, **shared: int) -> dict[str, tuple[SkinnyPlan, ...]]:
 
 
 _UNDER = _norms("under", of_48=90_176, of_72=85_872, of_96=103_152)
-_DEEP_UP = {**_UNDER, **_norms("deep", of_72=104_352, of_96=127_776)}
-_DEEP_DOWN = {
+_DEEP = {
     **_UNDER,
-    **_norms("deep", of_72=104_352),
+    **_norms("deep", of_72=113_344, of_96=115_824),
     "linear_k6144_96_bf16_sm90": (
-        SkinnyPlan("linear_k6144_96_deep_bf16_sm90", 6144, 48, 96, 116_832, cluster=8, tiles=True),
+        SkinnyPlan("linear_k6144_96_deep_bf16_sm90", 6144, 48, 96, 114_528, cluster=8, tiles=True),
     ),
 }
 
@@ -145,10 +144,9 @@ _CHOICES = (
     Forms("under", _UNDER),
     Forms("fused, under", _UNDER, fused=FUSED),
     Forms("self apart, under", _UNDER, fused=("",)),
-    Forms("deep up", _DEEP_UP),
-    Forms("deep down", _DEEP_DOWN),
-    Forms("fused, deep up", _DEEP_UP, fused=FUSED),
-    Forms("fused, deep down", _DEEP_DOWN, fused=FUSED),
+    Forms("deep", _DEEP),
+    Forms("fused, deep", _DEEP, fused=FUSED),
+    Forms("self apart, deep", _DEEP, fused=("",)),
     Forms("asking nothing", ahead=0),
     Forms("resident", {**_RESIDENT_NORM, **_RESIDENT_DOWN}),
     Forms("resident norm", _RESIDENT_NORM),

@@ -38,7 +38,7 @@ from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 
 pytestmark = runs_kernels
 
-_HEAD = ("under", "deep up", "deep down")
+_HEAD = ("under", "deep")
 _HEAD_I8 = ("", "resident")
 _EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
