@@ -5,7 +5,8 @@
 // As in few_rows_product_sm90.cuh a block owns 64 rows of W over kDepth columns, halved between two
 // warpgroups, and W waits in registers. Here its columns are packed in the order of operands: of every 32,
 // place 8 c + 4 s + 2 h + j holds column 16 s + 8 h + 2 c + j (s, h, j of 2, c of 4), so that x stays as it
-// is. Behind a norm x is conditioned where it lies; the four vectors that ride along (few_rows.cuh) are
+// is. With kWide a block owns 128 rows, 64 a warpgroup, and both take all of its columns: half as many of x
+// for a block to fetch and to condition, and more sums to push. Behind a norm x is conditioned where it lies; the four vectors that ride along (few_rows.cuh) are
 // there before it.
 #pragma once
 
@@ -22,7 +23,7 @@ template <class S, class Op>
 class ResidentProduct;
 
 // kSteps: 64-wide pieces of K a warpgroup; kSplit blocks in a cluster.
-template <int kSteps_, int kSplit_, bool kNorm_>
+template <int kSteps_, int kSplit_, bool kNorm_, bool kWide_ = false>
 struct ResidentShape {
   template <class Op>
   using Product = ResidentProduct<ResidentShape, Op>;
@@ -32,8 +33,11 @@ struct ResidentShape {
   static constexpr bool kOwnStays = false;
   static constexpr int kSteps = kSteps_, kSplit = kSplit_, kTokens = 48, kSpecial = kNorm ? 4 : 0;
   static constexpr int kMaxTokens = kTokens - kSpecial;
-  static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
-  static constexpr int kGroupDepth = 64 * kSteps, kDepth = kGroupDepth * kGroups;
+  static constexpr bool kWide = kWide_;
+  static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = kWide ? 128 : 64;
+  static constexpr int kTiles = kWide ? kSteps : kGroups * kSteps;  // of x
+  static constexpr int kGroupDepth = kWide ? 0 : 64 * kSteps, kDepth = 64 * kTiles;  // from group to group
+  static_assert(!kWide || (kNorm && kSteps % 2 == 0), "pairs of tiles to condition");
   static constexpr int kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
@@ -43,17 +47,17 @@ struct ResidentShape {
   static_assert(kItems % kSplit == 0, "whole items a block");
 
   // Shared memory. Partial sums take the place of x.
-  static constexpr int kPitch = kRows + 4, kPartial = kTokens * kPitch * 4, kPartials = 0;
-  static constexpr int kPartRows = kRows, kParts = kGroups, kSquareParts = kGroups;
+  static constexpr int kPitch = 64 + 4, kPartial = kTokens * kPitch * 4, kPartials = 0;
+  static constexpr int kPartRows = 64, kParts = kWide ? 1 : kGroups, kSquareParts = kGroups;
   static constexpr int kTileBytes = kTokens * 128, kFetchedBytes = kMaxTokens * 128;
-  static constexpr int kFetched = kGroups * kSteps * kTileBytes, kSummed = kParts * kPartial;
+  static constexpr int kFetched = kTiles * kTileBytes, kSummed = kGroups * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kSquares = kScale + (kNorm ? kDepth * 2 : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceivedSquares = kReceived + kSplit * kTokens * kOwn * 16;
   static constexpr int kBarriers = kReceivedSquares + (kNorm ? kSplit * kTokens * 8 : 0);
-  static constexpr int kSharedBytes = (kBarriers + (1 + kGroups * kSteps) * 8 + 15) / 16 * 16;
+  static constexpr int kSharedBytes = (kBarriers + (1 + kTiles) * 8 + 15) / 16 * 16;
 };
 
 #ifdef FLASHRT_SM90A
@@ -90,20 +94,20 @@ class ResidentProduct : FewRows<S, Op> {
   // the same x.
   __device__ __forceinline__ int columns(int step) const { return (step + tile_) % S::kSteps; }
   __device__ __forceinline__ unsigned char* tile(int group, int columns) const {
-    return shared_ + (group * S::kSteps + columns) * S::kTileBytes;
+    return shared_ + ((S::kWide ? 0 : group * S::kSteps) + columns) * S::kTileBytes;
   }
   __device__ __forceinline__ uint32_t full(int group, int columns) const {
-    return shared_address(barrier(kWeightsCame + group * S::kSteps + columns));
+    return shared_address(barrier(kWeightsCame + (S::kWide ? 0 : group * S::kSteps) + columns));
   }
 
   __device__ __forceinline__ void set_barriers() const {
     prefetch_map(*in_.rows);
     this->expect_pushes();
 #pragma unroll 1
-    for (int i = 0; i < S::kGroups * S::kSteps; ++i) barrier_init(full(0, i), 1);
+    for (int i = 0; i < S::kTiles; ++i) barrier_init(full(0, i), 1);
     barrier_init_fence();
 #pragma unroll 1
-    for (int i = 0; i < S::kGroups * S::kSteps; ++i) barrier_expect(full(0, i), S::kFetchedBytes);
+    for (int i = 0; i < S::kTiles; ++i) barrier_expect(full(0, i), S::kFetchedBytes);
   }
 
   // In the order of use, by the thread that made the barriers.
@@ -112,7 +116,7 @@ class ResidentProduct : FewRows<S, Op> {
     for (int step = 0; step < S::kSteps; ++step) {
       const int from = columns(step);
 #pragma unroll
-      for (int group = 0; group < S::kGroups; ++group) {
+      for (int group = 0; group < S::kTiles / S::kSteps; ++group) {
         copy_tile(*in_.rows, shared_address(tile(group, from)), full(group, from),
                   split_ * S::kDepth + group * S::kGroupDepth + from * 64, 0);
       }
@@ -121,7 +125,7 @@ class ResidentProduct : FewRows<S, Op> {
 
   // The block's row at row `row` of the product: two rows of a thread are neighbours.
   __device__ __forceinline__ const int8_t* weight_address(int row) const {
-    const int local = row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
+    const int local = (S::kWide ? group_ * 64 : 0) + row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
     const int from = op_.weight_row(tile_, local / 8, local % 8);
     return in_.weight + static_cast<size_t>(from) * S::kInner + split_ * S::kDepth + group_ * S::kGroupDepth;
   }
@@ -191,6 +195,10 @@ class ResidentProduct : FewRows<S, Op> {
   }
 
   __device__ __forceinline__ void multiply() {
+    if constexpr (S::kWide) {
+      multiply_pairs();
+      return;
+    }
     float sums[S::kTokens / 2];
     float squares[S::kPieces] = {}, totals[S::kPieces] = {};
     uint32_t columns = this->columns(0);
@@ -218,6 +226,42 @@ class ResidentProduct : FewRows<S, Op> {
       settle(columns);  // one register for all steps' addresses
     }
     if constexpr (S::kNorm) leave_squares(squares, totals);
+    this->prepare();
+    this->fetch();
+    wgmma_wait<0>();
+    __syncthreads();  // nobody reads what lies where the sums go
+    leave_partials(sums);
+  }
+
+  // Two steps of x at a time, of which each warpgroup conditions one.
+  __device__ __forceinline__ void multiply_pairs() {
+    float sums[S::kTokens / 2];
+    float squares[S::kPieces] = {}, totals[S::kPieces] = {};
+    uint32_t columns = this->columns(0);
+    widening_.begin();
+#pragma unroll
+    for (int step = 0; step < S::kSteps; ++step) {
+      if (step % 2 == 0) {
+        const int own = this->columns(step + group_);
+        barrier_wait(full(0, own), 0);
+        condition(own, squares, totals);
+        publish_shared();
+      }
+      if (step > 0) wgmma_wait<0>();
+      uint32_t w[4][4];
+      load_operands(step, w);
+      if (step % 2 == 0) __syncthreads();
+      wgmma_begin();
+      const uint64_t x = wgmma_tile(shared_address(tile(0, columns)));
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        WgmmaRegisters<S::kTokens>::run(sums, w[part], wgmma_step(x, part), step > 0 || part > 0);
+      }
+      wgmma_commit();
+      columns = columns + 1 < S::kSteps ? columns + 1 : 0;
+      settle(columns);
+    }
+    leave_squares(squares, totals);
     this->prepare();
     this->fetch();
     wgmma_wait<0>();

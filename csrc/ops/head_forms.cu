@@ -28,6 +28,8 @@ using ResidentNorm1536By2 = ResidentShape<6, 2, true>;
 static_assert(ResidentNorm1536By2::kSharedBytes == 89200, "as the launcher has it");
 using ResidentNorm1536By4 = ResidentShape<3, 4, true>;
 static_assert(ResidentNorm1536By4::kSharedBytes == 52288, "as the launcher has it");
+using ResidentNorm1536Wide = ResidentShape<6, 4, true, true>;
+static_assert(ResidentNorm1536Wide::kSharedBytes == 64576, "as the launcher has it");
 using Resident1536By4 = ResidentShape<3, 4, false>;
 static_assert(Resident1536By4::kSharedBytes == 49216, "as the launcher has it");
 using Resident6144By8 = ResidentShape<6, 8, false>;
@@ -86,6 +88,7 @@ FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_deep_bf16_sm90, DeepNorm96)
 FLASHRT_HEAD_LINEAR(linear_k6144_96_deep_bf16_sm90, Deep6144x96)
 FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_by_2_resident_i8_sm90, ResidentNorm1536By2)
 FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_by_4_resident_i8_sm90, ResidentNorm1536By4)
+FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_128_resident_i8_sm90, ResidentNorm1536Wide)
 FLASHRT_RESIDENT_LINEAR(linear_k1536_by_4_resident_i8_sm90, Resident1536By4)
 FLASHRT_RESIDENT_LINEAR(linear_k6144_by_8_resident_i8_sm90, Resident6144By8)
 #endif

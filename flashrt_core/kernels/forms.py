@@ -74,6 +74,21 @@ def _resident(
 
 
 _RESIDENT_NORM = {**_resident(True, 1536, 2, 89_200), **_resident(True, 1536, 4, 52_288)}
+_RESIDENT_WIDE = {
+    **_RESIDENT_NORM,
+    "layer_norm_linear_k1536_by_2_i8_sm90": (
+        SkinnyPlan(
+            "layer_norm_linear_k1536_128_resident_i8_sm90",
+            1536,
+            44,
+            128,
+            64_576,
+            cluster=4,
+            resident=True,
+            asks=True,
+        ),
+    ),
+}
 _RESIDENT_DOWN = {**_resident(False, 6144, 8, 86_128), **_resident(False, 1536, 4, 49_216)}
 
 
@@ -149,6 +164,7 @@ _CHOICES = (
     Forms("self apart, deep", _DEEP, fused=("",)),
     Forms("asking nothing", ahead=0),
     Forms("resident", {**_RESIDENT_NORM, **_RESIDENT_DOWN}),
+    Forms("resident wide", {**_RESIDENT_WIDE, **_RESIDENT_DOWN}),
     Forms("resident norm", _RESIDENT_NORM),
     Forms("resident down", _RESIDENT_DOWN),
     # The expert of pi0.5.

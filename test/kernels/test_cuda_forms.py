@@ -39,7 +39,7 @@ from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 pytestmark = runs_kernels
 
 _HEAD = ("under", "deep")
-_HEAD_I8 = ("", "resident")
+_HEAD_I8 = ("", "resident", "resident wide")
 _EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
 _LAUNCHED: set[str] = set()
@@ -78,7 +78,11 @@ def wide(weight: Tensor, scales: dict[str, Any]) -> Tensor:
     ("form", "columns", "multiprocessors"),
     [
         *((form, *size) for form in _HEAD for size in ((48, 4), (144, 4), (192, 4))),
-        *((form, *size) for form in _HEAD_I8 for size in ((192, 16), (576, 16), (192, 4))),
+        *(
+            (form, *size)
+            for form in _HEAD_I8
+            for size in ((128, 16), (192, 16), (640, 16), (256, 4))
+        ),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 41])
