@@ -2,7 +2,8 @@
 // against each other in whole decisions (kernels/forms.py names them). None is a default.
 //
 // _under: the moments of rows are made while the tensor cores have the product. _deep: more of W is under
-// way before the kernel in front has finished, as x has stages of its own. _resident: x of
+// way before the kernel in front has finished, as x has stages of its own. _asking: so, and the rest
+// of W is asked for into L2 behind the wait. _resident: x of
 // a block all at once, where int8 weights wait in registers.
 #include "../common/resident_product_sm90.cuh"
 #include "few_rows_linear.cu"
@@ -22,6 +23,12 @@ using DeepNorm96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4, true>;
 static_assert(DeepNorm96::kSharedBytes == 115824, "as the launcher has it");
 using Deep6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4, true>;
 static_assert(Deep6144x96::kSharedBytes == 114528, "as the launcher has it");
+using AskingNorm72 = StreamedShape<72, 12, 2, 8, true, 48, false, true, 4, true, true>;
+static_assert(AskingNorm72::kSharedBytes == 113344, "as the launcher has it");
+using AskingNorm96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4, true, true>;
+static_assert(AskingNorm96::kSharedBytes == 115824, "as the launcher has it");
+using Asking6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4, true, true>;
+static_assert(Asking6144x96::kSharedBytes == 114528, "as the launcher has it");
 
 // Named for K and the blocks of a cluster.
 using ResidentNorm1536By2 = ResidentShape<6, 2, true>;
@@ -86,6 +93,9 @@ FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_under_bf16_sm90, UnderNorm96
 FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_72_deep_bf16_sm90, DeepNorm72)
 FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_deep_bf16_sm90, DeepNorm96)
 FLASHRT_HEAD_LINEAR(linear_k6144_96_deep_bf16_sm90, Deep6144x96)
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_72_asking_bf16_sm90, AskingNorm72)
+FLASHRT_HEAD_NORM_LINEAR(layer_norm_linear_k1536_96_asking_bf16_sm90, AskingNorm96)
+FLASHRT_HEAD_LINEAR(linear_k6144_96_asking_bf16_sm90, Asking6144x96)
 FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_by_2_resident_i8_sm90, ResidentNorm1536By2)
 FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_by_4_resident_i8_sm90, ResidentNorm1536By4)
 FLASHRT_RESIDENT_NORM_LINEAR(layer_norm_linear_k1536_128_resident_i8_sm90, ResidentNorm1536Wide)

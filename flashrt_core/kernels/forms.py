@@ -60,6 +60,20 @@ _DEEP = {
         SkinnyPlan("linear_k6144_96_deep_bf16_sm90", 6144, 48, 96, 114_528, cluster=8, tiles=True),
     ),
 }
+_ASKING = {
+    **_UNDER,
+    **_norms("asking", of_72=113_344, of_96=115_824),
+    "linear_k6144_96_bf16_sm90": (
+        SkinnyPlan(
+            "linear_k6144_96_asking_bf16_sm90", 6144, 48, 96, 114_528, cluster=8, tiles=True
+        ),
+    ),
+}
+_ASKING_SELF = {
+    "layer_norm_attention_self_k1536_d48_bf16_sm90": (
+        "layer_norm_attention_self_k1536_d48_asking_bf16_sm90"
+    )
+}
 
 
 def _resident(
@@ -162,6 +176,8 @@ _CHOICES = (
     Forms("deep", _DEEP),
     Forms("fused, deep", _DEEP, fused=FUSED),
     Forms("self apart, deep", _DEEP, fused=("",)),
+    Forms("asking", _ASKING),
+    Forms("fused, asking", _ASKING, _ASKING_SELF, FUSED),
     Forms("asking nothing", ahead=0),
     Forms("resident", {**_RESIDENT_NORM, **_RESIDENT_DOWN}),
     Forms("resident wide", {**_RESIDENT_WIDE, **_RESIDENT_DOWN}),

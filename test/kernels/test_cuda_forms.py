@@ -38,7 +38,7 @@ from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 
 pytestmark = runs_kernels
 
-_HEAD = ("under", "deep")
+_HEAD = ("under", "deep", "asking")
 _HEAD_I8 = ("", "resident", "resident wide")
 _EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
@@ -136,7 +136,7 @@ def test_products_into_a_stream(
     assert error(stream, want) < CHAINED
 
 
-@pytest.mark.parametrize("form", ["", "fused"])
+@pytest.mark.parametrize("form", ["", "fused", "fused, asking"])
 @pytest.mark.parametrize("keys", [0, 24, 64, 150])
 def test_attention_of_the_head(device: Any, draw: Any, form: str, keys: int) -> None:
     rows, heads, dim, width = 41, 2, 48, 96
@@ -251,7 +251,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_under_", "_deep_", "_resident_", "_wide_sm90", "_hopper")
+    parts = ("_under_", "_deep_", "_asking_", "_resident_", "_wide_sm90", "_hopper")
     return any(part in name for part in parts)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashrt_core.errors import ContractError
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
+from flashrt_core.kernels.forms import find_forms
 from flashrt_core.kernels.layer_norm_attention import _SHARED, layer_norm_attention
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
 from test.kernels.signatures import OPS, CheckingLauncher, Lane
@@ -93,12 +94,12 @@ def bf16(*shape: int) -> Tensor:
     ("architecture", "rows", "kernels"),
     [
         (90, 41, ["layer_norm_attention_k1536_d48_bf16_sm90"]),
-        (90, 49, ["layer_norm_bf16", "attention_heads_d48_bf16"]),
-        (120, 41, ["layer_norm_bf16", "attention_heads_d48_bf16"]),
+        (90, 49, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
+        (120, 41, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
     ],
 )
 def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[str]) -> None:
-    launcher = CheckingLauncher(architecture)
+    launcher = CheckingLauncher(architecture, forms=find_forms("fused"))
     table = torch.empty(2, 1536)
     k, v = bf16(24, 2, 32, 48).unbind(1)
     layer_norm_attention(
