@@ -80,7 +80,10 @@ class ResidentProduct : FewRows<S, Op> {
     __syncwarp();
     cluster_arrive();
     fetch_weights();
-    if constexpr (S::kNorm) fetch_vectors();
+    if constexpr (S::kNorm) {
+      fetch_vectors();
+      publish_shared();
+    }
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
     pdl_wait();
