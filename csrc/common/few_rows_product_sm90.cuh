@@ -85,6 +85,13 @@ struct WarpgroupShape {
 
 #ifdef FLASHRT_SM90A
 
+// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
+__device__ __forceinline__ void ask_share(const void* next, int bytes) {
+  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
+  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
+  if (size > 0) prefetch_run(static_cast<const unsigned char*>(next) + first, size);
+}
+
 template <class S, class Op>
 class WarpgroupProduct : FewRows<S, Op> {
   using Base = FewRows<S, Op>;
