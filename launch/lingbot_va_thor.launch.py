@@ -1,4 +1,4 @@
-"""LingBot-VA at its real sizes on a Jetson AGX Thor; its kernels have not run on a GPU yet.
+"""LingBot-VA at its real sizes on a Jetson AGX Thor; run on an H200 only.
 
 ros2 launch flashrt_ros lingbot_va_thor.launch.py --show-args
 """

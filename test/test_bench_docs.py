@@ -380,3 +380,19 @@ def test_a_layer_is_drawn_from_its_trace() -> None:
         == "product (cuBLASLt)  " + " " * 12 + "." * 12 + "#" * 12 + " " * 24 + "    4.0 µs"
     )
     assert drawn[2] == "geglu_bf16          " + " " * 42 + "#" * 18 + "    8.0 µs"
+
+
+def test_episodes_say_whether_they_agree() -> None:
+    cosine = {"min": 0.99958, "mean": 0.9999}
+    found = {
+        "chunks": 1,
+        "cosines": [cosine],
+        "gate": {"min_cosine": 0.9995, "passed": True},
+        "precision": "bf16",
+        "gpu": {"name": "GPU"},
+        "commit": "c",
+        "command": "compare",
+    }
+    assert "row 0.99958 (gate 0.9995: passed)" in bench_docs.episodes(found)
+    found["gate"] = {"min_cosine": 0.9999, "passed": False}
+    assert "(gate 0.9999: failed)" in bench_docs.episodes(found)

@@ -184,7 +184,8 @@ def capsules(result: Result) -> str:
         "tables made again over kept": "recompute_ratio",
     }
     for label, name in ratios.items():
-        rows.append([label, *(f"{case[name]:.2f}" for case in cases)])
+        if name in cases[0]:
+            rows.append([label, *(f"{case[name]:.2f}" for case in cases)])
     exact = [case["trials"] if case["bit_exact"] else min(case["equal"].values()) for case in cases]
     counts = [f"{n} of {case['trials']}" for n, case in zip(exact, cases, strict=True)]
     rows.append(["trials with equal bits", *counts])
@@ -193,6 +194,20 @@ def capsules(result: Result) -> str:
         f"{result['kernel_library']}, `{result['command']}`.",
     ]
     return f"{wrap(text)}\n\n{table(['', *(name_of(case) for case in cases)], rows)}"
+
+
+def episodes(result: Result) -> str:
+    """Decisions of an episode beside the official code's, in words."""
+    least = ", ".join(f"{cosine['min']:.5f}" for cosine in result["cosines"])
+    gate = result["gate"]
+    text = [
+        f"{result['chunks']} decisions of an episode at true size, each behind what LeRobot did",
+        f"in the one before, both in {result['precision']}, on an {result['gpu']['name']}: least",
+        f"cosine of an action row {least} (gate {gate['min_cosine']}:",
+        f"{'passed' if gate['passed'] else 'failed'}).",
+        f"Commit {result['commit']}, `{result['command']}`.",
+    ]
+    return f"{wrap(text)}\n"
 
 
 def endurance(result: Result) -> str:
@@ -282,6 +297,10 @@ BLOCKS = {
     ),
     "groot_low_bit": Block("groot_n17_fp8.json", second_policy, "### bf16 and 8 bits"),
     "groot_capsules": Block("groot_n17_capsule.json", capsules, "### Capsules"),
+    "lingbot": Block("lingbot_va_bf16.json", second_policy, "## LingBot-VA"),
+    "lingbot_low_bit": Block("lingbot_va_low_bit.json", second_policy, "### 8 and 4 bits"),
+    "lingbot_capsules": Block("lingbot_va_capsule.json", capsules, "### Capsules"),
+    "lingbot_episodes": Block("lingbot_va_episodes.json", episodes, "### Beside LeRobot's code"),
 }
 
 

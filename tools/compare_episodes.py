@@ -144,6 +144,7 @@ def main() -> int:
         "chunks": case.chunks,
         "cosines": [{"min": float(c.min()), "mean": float(c.mean())} for c in cosines],
         "gate": {"min_cosine": LEAST, "found": worst, "passed": worst >= LEAST},
+        "gpu": machine.gpu_state(),
         "versions": machine.versions(),
         "commit": machine.commit(),
         "command": machine.command_line("python tools/compare_episodes.py"),

@@ -33,6 +33,10 @@ COMMANDS = {
     "groot_n17_capsule.json": "flashrt bench capsule groot_n17",
     "groot_n17_fp8.json": "flashrt bench groot_n17 --trace --precision fp8,bf16"
     " --fidelity qualified.json",
+    "lingbot_va_bf16.json": "flashrt bench lingbot_va --trace --peer lerobot --peer-paths eager",
+    "lingbot_va_capsule.json": "flashrt bench capsule lingbot_va --trials 1",
+    "lingbot_va_episodes.json": "python tools/compare_episodes.py --device cuda --chunks 4",
+    "lingbot_va_low_bit.json": "flashrt bench lingbot_va --trace --precision bf16,int4,fp8_int4",
     "node_pi05.json": "flashrt bench node --seconds 600",
     "pi05_bf16.json": "flashrt bench pi05 --trace --overlap both",
     "pi05_capsule.json": "flashrt bench capsule",

@@ -195,7 +195,7 @@ def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -
     parts = {name: session.engine.program(shape, (name,), own[name] - 1) for name in names}
     kernels = {name: getattr(part, "kernels", 0) for name, part in parts.items()}
     _, config = configuration(shaped(options, case))
-    layers = shape.steps * find_policy(options.policy).measures.step_layers(config)
+    layers = find_policy(options.policy).measures.action_layers(config, shape.steps)
     return CaseResult(
         case=case,
         replay=replay,

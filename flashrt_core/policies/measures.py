@@ -42,7 +42,8 @@ class Measures:
             real sizes; horizon 0: what follows from others of them.
         capsule_case: that of the bench of capsules.
         stages: of a decision, in order.
-        step_layers: configuration -> equal layers of one step of the sampler.
+        action_layers: configuration and steps of the sampler -> equal layers of the stage
+            ``action``, those of all its steps.
         depths: configuration -> name of a part -> equal layers that follow each other in it, no
             two the same; by what a trace finds them.
         products: configuration and shape -> stage -> its products, for the roofline.
@@ -57,7 +58,7 @@ class Measures:
     cases: Shapes
     capsule_case: tuple[int, int, int]
     stages: tuple[str, ...]
-    step_layers: Callable[[Any], int]
+    action_layers: Callable[[Any, int], int]
     depths: Callable[[Any], Mapping[str, int]]
     products: Callable[[Any, ShapeKey], Mapping[str, Iterable[Product]]]
     table_tensors: Callable[[Any], list[str]]

@@ -18,6 +18,7 @@ from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.roofline import CEILINGS, floor_ms
 from flashrt_core.contract import ShapeKey
 from flashrt_core.errors import DeviceError, OptionError
+from flashrt_core.policies import find_policy
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.config import make_config
 from flashrt_core.policies.pi05.sites import SITES
@@ -126,3 +127,13 @@ def test_the_roofline_follows_the_plan(form: str, milliseconds: tuple[float, ...
     floor = floor_ms(products, ceiling, Precision(Format.BF16, sites))
     assert list(floor) == ["vision", "prefix", "action"]
     assert list(floor.values()) == pytest.approx(milliseconds, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps", "layers"),
+    [("pi05", 10, 180), ("groot_n17", 4, 128), ("lingbot_va", 20, 1500)],
+)
+def test_layers_of_the_action_stage(policy: str, steps: int, layers: int) -> None:
+    """LingBot-VA's ``steps`` are those of its video; its actions have 50 of their own."""
+    found = find_policy(policy)
+    assert found.measures.action_layers(found.config("base"), steps) == layers

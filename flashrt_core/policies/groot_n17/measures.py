@@ -92,7 +92,7 @@ MEASURES = Measures(
     cases=((1, 32, 40), (2, 32, 40), (1, 64, 40), (2, 64, 40)),
     capsule_case=(2, 32, 40),
     stages=("vision", "context", "action"),
-    step_layers=lambda config: config.head.depth,
+    action_layers=lambda config, steps: steps * config.head.depth,
     # Blocks of the head come in fours: to text, to themselves, to images, to themselves.
     depths=lambda config: {"text": config.text.depth, "head": config.head.depth // 4},
     products=_products,

@@ -71,7 +71,7 @@ MEASURES = Measures(
     cases=tuple(product((1, 2, 3), (48, 200), (10, 50))),
     capsule_case=(2, 48, 10),
     stages=("context", "action"),
-    step_layers=lambda config: config.expert.depth,
+    action_layers=lambda config, steps: steps * config.expert.depth,
     # The last layer of the prefix makes keys and values only.
     depths=lambda config: {"prefix": config.trunk.depth - 1, "expert": config.expert.depth},
     products=_products,
