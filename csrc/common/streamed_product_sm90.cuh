@@ -35,7 +35,7 @@ class StreamedProduct;
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
           bool kLate_ = false, bool kUnder_ = false, int kTokenStages_ = kStages_,
-          bool kSlim_ = false, bool kAsks_ = false>
+          bool kSlim_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
@@ -43,9 +43,6 @@ struct StreamedShape {
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr bool kUnder = kUnder_ && kNorm, kLean = false;
   // Slim: less shared memory, for a little more work.
-  // Tiles that the ring has no room for are asked for into L2 behind pdl_wait(), when the memory is idle
-  // until the first of x have come.
-  static constexpr bool kAsks = kAsks_;
   static constexpr bool kOwnStays = kSlim_;
   static constexpr int kVectors = kSlim_ ? 3 : 4;  // rows of shift and gain that are kept
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
@@ -193,15 +190,6 @@ class StreamedProduct : protected FewRows<S, Op> {
   __device__ __forceinline__ void fetch_first_tokens() const {
 #pragma unroll
     for (int step = 0; step < S::kTokenStages; ++step) fetch_tokens(step);
-    if constexpr (S::kAsks) {
-#pragma unroll 1
-      for (int step = S::kStages; step < S::kSteps; ++step) {
-#pragma unroll
-        for (int box = 0; box < S::kBoxes; ++box) {
-          prefetch_tile(*in_.tiles, split_ * S::kDepth + step * 64, S::box_row(tile_, box));
-        }
-      }
-    }
   }
 
   __device__ __forceinline__ void multiply() {

@@ -21,10 +21,9 @@ namespace flashrt {
 // The product's shape, with other things received: from each of the others, its sums of kOwnTokens rows
 // and of the two vectors of the norm.
 // kTensors: of W, 1 (q) or 3 (q, k and v).
-template <int kTensors_, int kStages_, class Attention_, bool kAsks_ = false>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true, kStages_,
-                                          false, kAsks_> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true, kStages_, false, kAsks_>;
+template <int kTensors_, int kStages_, class Attention_>
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true>;
   using Attention = Attention_;
   using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
   using Base::kTotals;
@@ -52,8 +51,6 @@ using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 4, 3>>;
 static_assert(ContextAttention::kSharedBytes == 103104, "as the launcher has it");
 using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 4, 3>>;
 static_assert(SelfAttention::kSharedBytes == 108896, "as the launcher has it");
-using AskingSelf = NormAttentionShape<3, 2, heads::Shape<48, 1, 4, 3>, true>;
-static_assert(AskingSelf::kSharedBytes == 108896, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -262,5 +259,4 @@ class NormAttention : StreamedProduct<S, NoFinish> {
 
 FLASHRT_NORM_ATTENTION(layer_norm_attention_k1536_d48_bf16_sm90, ContextAttention)
 FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_bf16_sm90, SelfAttention)
-FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_asking_bf16_sm90, AskingSelf)
 #endif

@@ -14,7 +14,7 @@ from torch import Tensor
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, TensorMap, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan, busiest, form_of
+from .skinny import SkinnyPlan, busiest
 
 #: Most rows of x that the copy engine fetches.
 _TOKENS = 48
@@ -39,27 +39,30 @@ def streamed_plan(
     return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, tiles=True)
 
 
-def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
-    """With int8 weights."""
+def _whole(
+    kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int, *, mapped: bool = False
+) -> SkinnyPlan:
+    """With int8 weights; ``mapped``: x comes as a map of tiles."""
     name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
-    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, cluster=cluster, asks=True)
+    kept = {"cluster": cluster, "mapped": mapped, "asks": True}
+    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, **kept)
 
 
 LINEAR_PLANS = (
     streamed_plan("linear", 1536, 32, 67648, 4),
     streamed_plan("linear", 1536, 48, 83008, 4),
     streamed_plan("linear", 1536, 96, 92208, 2),
-    streamed_plan("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 6144, 96, 114528, 8),
     streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
     streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
-    _whole("linear", 1536, 48, 38432, 4),
-    _whole("linear", 6144, 48, 38432, 8),
+    _whole("linear", 1536, 48, 49216, 4, mapped=True),
+    _whole("linear", 6144, 48, 86128, 8, mapped=True),
 )
 NORM_PLANS = (
     streamed_plan("layer_norm_linear", 1536, 32, 74560, 4),
     streamed_plan("layer_norm_linear", 1536, 48, 90176, 4),
     streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
-    streamed_plan("layer_norm_linear", 1536, 96, 103152, 2),
+    streamed_plan("layer_norm_linear", 1536, 96, 115824, 2),
     streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
     streamed_plan("layer_norm_linear", 3072, 112, 129472, 1, tokens=16),
     streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
@@ -76,14 +79,13 @@ def few_rows_plan(
     out: Tensor,
     activation: Activation,
 ) -> SkinnyPlan | None:
-    """The plan that keeps most multiprocessors busy at once, or its form; None for none."""
+    """The plan that keeps most multiprocessors busy at once; None for none."""
     wide = x.dtype is out.dtype is torch.bfloat16
     if not wide or activation == "gelu" or not weight.is_contiguous():
         return None
     tiles = {torch.bfloat16: True, torch.int8: False}.get(weight.dtype)
-    product = (launcher, x.shape[0], *weight.shape)
-    plan = busiest([plan for plan in plans if plan.tiles == tiles], *product)
-    return None if plan is None else form_of(plan, *product)
+    fitting = [plan for plan in plans if plan.tiles == tiles]
+    return busiest(fitting, launcher, x.shape[0], *weight.shape)
 
 
 def layer_norm_linear_few_rows(
@@ -142,19 +144,6 @@ def linear_few_rows(
     return True
 
 
-#: Of every 32 columns of a weight, which one comes where for kernels that have x whole
-#: (resident_product_sm90.cuh): a lane's eight neighbours are its operands of two products.
-OPERAND_ORDER = tuple(
-    16 * s + 8 * h + 2 * c + j for c in range(4) for s in (0, 1) for h in (0, 1) for j in (0, 1)
-)
-
-
-def in_operand_order(weight: Tensor) -> Tensor:
-    """A weight whose columns come in the order of operands."""
-    order = torch.tensor(OPERAND_ORDER, device=weight.device)
-    return weight.unflatten(1, (-1, len(order)))[:, :, order].flatten(1).contiguous()
-
-
 _Args = tuple[object, ...]
 
 
@@ -163,14 +152,12 @@ def _operands(
 ) -> tuple[_Args, tuple[int, ...], _Args]:
     """What a kernel is given of x and the weight, strides, and what of a weight further on."""
     last: _Args = ()
-    if plan.resident:
-        weight = launcher.repacked(weight, "operands", in_operand_order)
     if plan.asks:
         _, following = launcher.follow(plan, weight) or (plan, None)
         last = (following, 0 if following is None else following.numel())
     if plan.tiles:
         return row_maps(x, weight, plan.rows, plan.tokens), (), last
-    if plan.resident:
+    if plan.mapped:
         rows = TensorMap(x.data_ptr(), *x.shape, x.stride(0), plan.tokens, 64)
         return (rows, weight, weight_scale), (), last
     return (x, weight, weight_scale), (x.stride(0),), last

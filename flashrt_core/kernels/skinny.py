@@ -28,7 +28,7 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
-        resident: the kernel takes x as a map of tiles and the weight in the order of operands.
+        mapped: the kernel takes x as a map of tiles.
         asks: whether it takes where the weight of a product further on lies, for which it asks.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
@@ -43,7 +43,7 @@ class SkinnyPlan:
     threads: int = 256
     cluster: int = 1
     tiles: bool = False
-    resident: bool = False
+    mapped: bool = False
     asks: bool = False
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:

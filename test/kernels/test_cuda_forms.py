@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu, ada_rms_norm_geglu_ref
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
     ada_rms_norm_qkv_rope_kv,
@@ -21,11 +20,6 @@ from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
 )
 from flashrt_core.kernels.attention import attention, attention_ref
 from flashrt_core.kernels.forms import FORMS, Forms, find_forms
-from flashrt_core.kernels.layer_norm_attention import (
-    layer_norm_attention,
-    layer_norm_attention_ref,
-)
-from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual,
     linear_gated_residual_ref,
@@ -34,12 +28,10 @@ from flashrt_core.kernels.quantised import quantise_rows
 from test.gpu import PLACE, error, run, runs_kernels
 
 from .signatures import declared
-from .test_cuda_ops import CHAINED, F32, empty, expected, twice
+from .test_cuda_ops import CHAINED, F32, empty, expected
 
 pytestmark = runs_kernels
 
-_HEAD = ("under", "deep", "asking")
-_HEAD_I8 = ("", "resident", "resident wide")
 _EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
 _LAUNCHED: set[str] = set()
@@ -72,90 +64,6 @@ def weights(draw: Any, rows: int, depth: int, whole: bool) -> tuple[Tensor, dict
 
 def wide(weight: Tensor, scales: dict[str, Any]) -> Tensor:
     return weight if scales else weight.float()
-
-
-@pytest.mark.parametrize(
-    ("form", "columns", "multiprocessors"),
-    [
-        *((form, *size) for form in _HEAD for size in ((48, 4), (144, 4), (192, 4))),
-        *(
-            (form, *size)
-            for form in _HEAD_I8
-            for size in ((128, 16), (192, 16), (640, 16), (256, 4))
-        ),
-    ],
-)
-@pytest.mark.parametrize("rows", [1, 41])
-def test_products_behind_a_norm(
-    device: Any, draw: Any, form: str, columns: int, multiprocessors: int, rows: int
-) -> None:
-    x = draw(rows, 1536, scale=2.0) + draw(rows, 1)
-    weight, scales = weights(draw, columns, 1536, form in _HEAD_I8)
-    bias = draw(columns)
-    norm = (1.0 + draw(1536, dtype=F32, scale=0.3), draw(1536, dtype=F32, scale=0.3))
-    if columns == 192 and rows == 1:
-        norm = (None, None)  # type: ignore[assignment]
-    out, want = empty(rows, columns), expected((rows, columns))
-    ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh", **scales}
-    with formed(device, form, multiprocessors):
-
-        def body(lane: Any) -> None:
-            layer_norm_linear(lane, x, *norm, weight, bias, out, **ends)
-            layer_norm_linear(lane, x, *norm, weight, bias, out, **ends)
-
-        twice(device, out, body)
-        noted(run(device, body))
-    layer_norm_linear_ref(x.float(), *norm, wide(weight, scales), bias.float(), want, **ends)
-    assert error(out, want) < CHAINED
-
-
-@pytest.mark.parametrize(
-    ("form", "columns", "depth", "multiprocessors"),
-    [
-        *((form, *size) for form in _HEAD for size in ((96, 6144, 8),)),
-        *((form, *size) for form in _HEAD_I8 for size in ((192, 1536, 16), (192, 6144, 16))),
-    ],
-)
-@pytest.mark.parametrize("rows", [17, 44])
-def test_products_into_a_stream(
-    device: Any, draw: Any, form: str, columns: int, depth: int, multiprocessors: int, rows: int
-) -> None:
-    x, bias, stream = draw(rows, depth), draw(columns), draw(rows, columns)
-    weight, scales = weights(draw, columns, depth, form in _HEAD_I8)
-    want = expected((rows, columns))
-    linear_ref(
-        x.float(), wide(weight, scales), bias.float(), want, residual=stream.float(), **scales
-    )
-    with formed(device, form, multiprocessors):
-        noted(
-            run(
-                device,
-                lambda lane: linear(lane, x, weight, bias, stream, residual=stream, **scales),
-            )
-        )
-    assert error(stream, want) < CHAINED
-
-
-@pytest.mark.parametrize("form", ["", "fused", "fused, asking"])
-@pytest.mark.parametrize("keys", [0, 24, 64, 150])
-def test_attention_of_the_head(device: Any, draw: Any, form: str, keys: int) -> None:
-    rows, heads, dim, width = 41, 2, 48, 96
-    x = draw(rows, 1536, scale=2.0) + draw(rows, 1)
-    norm = (1.0 + draw(1536, dtype=F32, scale=0.3), draw(1536, dtype=F32, scale=0.3))
-    merged = width if keys else 3 * width
-    weight, bias = draw(merged, 1536, scale=1536**-0.5), draw(merged)
-    k, v = draw(keys, 2, heads, dim).unbind(1) if keys else (None, None)
-    q, out, want = empty(rows, merged), empty(rows, width), expected((rows, width))
-    settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
-    args = (x, *norm, weight, bias, q, k, v, out)
-    with formed(device, form):
-        body = lambda lane: layer_norm_attention(lane, *args, **settings)  # noqa: E731
-        twice(device, out, body)
-        noted(run(device, body))
-    whole = (x.float(), *norm, weight.float(), bias.float(), expected((rows, merged)))
-    others = (None, None) if k is None or v is None else (k.float(), v.float())
-    layer_norm_attention_ref(*whole, *others, want, **settings)
-    assert error(out, want) < CHAINED
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["bf16", "i8"])
@@ -222,24 +130,6 @@ def test_queries_of_the_expert(device: Any, draw: Any, prefix: int) -> None:
     assert error(out, want) < CHAINED
 
 
-def test_products_ask_ahead(device: Any, draw: Any) -> None:
-    """What a product asks for changes nothing."""
-    x, bias = draw(41, 1536), draw(128)
-    weight, scales = weights(draw, 128, 1536, True)
-    outs = []
-    for form in ("asking nothing", "", "+2"):
-        out = empty(41, 128)
-        with formed(device, form):
-
-            def body(lane: Any, out: Tensor = out) -> None:
-                for _ in range(3):
-                    linear(lane, x, weight, bias, out, **scales)
-
-            run(device, body)
-        outs.append(out)
-    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
-
-
 def test_kernels_of_all_forms_are_tried() -> None:
     """The tests above reach every one; they come first."""
     trials = {name for name in declared() if _is_trial(name)}
@@ -251,7 +141,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_under_", "_deep_", "_asking_", "_resident_", "_wide_sm90", "_hopper")
+    parts = ("_wide_sm90", "_hopper")
     return any(part in name for part in parts)
 
 

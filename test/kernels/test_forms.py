@@ -9,18 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashrt_core.gemm import linear
 from flashrt_core.kernels.ada_rms_norm_geglu import ada_rms_norm_geglu
 from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import ada_rms_norm_qkv_rope_kv
 from flashrt_core.kernels.attention_heads import SHORT_SHARED
 from flashrt_core.kernels.forms import FORMS, Forms, find_forms
-from flashrt_core.kernels.layer_norm_attention import layer_norm_attention
-from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
 from flashrt_core.kernels.linear_gated_residual import linear_gated_residual
 
 from .signatures import OPS, CheckingLauncher, Lane
 
-_TRIALS = "".join((OPS / f"{name}_forms.cu").read_text() for name in ("trial", "head"))
+_TRIALS = (OPS / "trial_forms.cu").read_text()
 
 
 def _weight(rows: int, depth: int, whole: bool) -> tuple[Tensor, dict[str, Any]]:
@@ -32,23 +29,6 @@ def _weight(rows: int, depth: int, whole: bool) -> tuple[Tensor, dict[str, Any]]
 
 def _rows(count: int, width: int) -> Tensor:
     return torch.empty(count, width, dtype=torch.bfloat16)
-
-
-def _head(lane: Lane, whole: bool) -> None:
-    """The products of a block of the head, with the attention of rows to each other."""
-    x, hidden, gain = _rows(41, 1536), _rows(41, 6144), torch.empty(1536)
-    merged, of_merged = _weight(4608, 1536, whole)
-    settings: dict[str, Any] = {"head_dim": 48, "eps": 1e-5, "scale": 1.0, **of_merged}
-    out = _rows(41, 1536)
-    layer_norm_attention(
-        lane, x, gain, gain, merged, None, _rows(41, 4608), None, None, out, **settings
-    )
-    for rows, depth in ((1536, 1536), (1536, 6144)):
-        weight, scales = _weight(rows, depth, whole)
-        linear(lane, out if depth == 1536 else hidden, weight, None, x, residual=x, **scales)
-    for rows in (1536, 6144):
-        weight, scales = _weight(rows, 1536, whole)
-        layer_norm_linear(lane, x, gain, gain, weight, None, _rows(41, rows), eps=1e-5, **scales)
 
 
 def _expert(lane: Lane, whole: bool) -> None:
@@ -72,8 +52,7 @@ def _expert(lane: Lane, whole: bool) -> None:
 def test_a_form_launches_what_it_names(name: str) -> None:
     forms, launcher = FORMS[name], CheckingLauncher(forms=FORMS[name])
     for whole in (False, True):
-        for part in (_head, _expert):
-            part(Lane(launcher), whole)
+        _expert(Lane(launcher), whole)
     kernels = {launch.kernel for launch in launcher.launches}
     planned = {plan.kernel for plans in forms.plans.values() for plan in plans}
     # Every kernel that has others in its place is replaced wherever one of them fits.
@@ -95,22 +74,11 @@ def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:
     }:
         shape = entries[plan.kernel]
         assert f"{shape}::kSharedBytes == {plan.shared_bytes}," in _TRIALS, plan.kernel
-    for (
-        forms
-    ) in FORMS.values():  # two kernels of the head in a row share a multiprocessor's 228 KiB
-        sizes = [
-            plan.shared_bytes + 1024
-            for plans in forms.plans.values()
-            for plan in plans
-            if plan.depth in (1536, 6144)
-        ]
-        assert sum(sorted(sizes)[-2:]) <= 228 * 1024, forms.name
     heads = (OPS / "attention_heads.cu").read_text()
     assert f"Short48::kSharedBytes == {SHORT_SHARED}," in heads
 
 
-def test_what_is_asked_ahead_is_part_of_a_choice_by_name() -> None:
-    assert find_forms("under+2").ahead == 2 and find_forms("under").ahead == 1
-    assert find_forms("under+2").plans is FORMS["under"].plans
+def test_a_choice_has_a_name() -> None:
+    assert find_forms("lean") is FORMS["lean"]
     with pytest.raises(KeyError):
         find_forms("none of them")

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from flashrt_core.errors import ContractError
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
-from flashrt_core.kernels.forms import find_forms
 from flashrt_core.kernels.layer_norm_attention import _SHARED, layer_norm_attention
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
 from test.kernels.signatures import OPS, CheckingLauncher, Lane
@@ -99,7 +98,7 @@ def bf16(*shape: int) -> Tensor:
     ],
 )
 def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[str]) -> None:
-    launcher = CheckingLauncher(architecture, forms=find_forms("fused"))
+    launcher = CheckingLauncher(architecture)
     table = torch.empty(2, 1536)
     k, v = bf16(24, 2, 32, 48).unbind(1)
     layer_norm_attention(
@@ -140,8 +139,10 @@ def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
     (launch,) = launcher.launches
     assert launch.kernel == f"layer_norm_linear_k1536_{rows}_bf16_sm90"
     assert (launch.grid, launch.cluster) == (clusters * cluster, cluster)
-    # Those of two kernels in a row share a multiprocessor, which has 228 KiB.
-    assert 2 * (launch.shared_bytes + 1024) <= 228 * 1024
+    # Those of two kernels in a row share a multiprocessor, which has 228 KiB: behind the norm come
+    # products of a stream.
+    others = [plan.shared_bytes for plan in LINEAR_PLANS if plan.depth in (1536, 6144)]
+    assert launch.shared_bytes + max(others) + 2 * 1024 <= 228 * 1024
 
 
 def test_shared_memory_is_what_the_source_asserts() -> None:
