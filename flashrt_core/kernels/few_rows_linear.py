@@ -44,8 +44,9 @@ def _whole(
 ) -> SkinnyPlan:
     """With int8 weights; ``mapped``: x comes as a map of tiles."""
     name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
-    kept = {"cluster": cluster, "mapped": mapped, "asks": True}
-    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, **kept)
+    return SkinnyPlan(
+        name, depth, tokens, 64, shared_bytes, cluster=cluster, mapped=mapped, asks=True
+    )
 
 
 LINEAR_PLANS = (
@@ -158,8 +159,7 @@ def _operands(
     if plan.tiles:
         return row_maps(x, weight, plan.rows, plan.tokens), (), last
     if plan.mapped:
-        rows = TensorMap(x.data_ptr(), *x.shape, x.stride(0), plan.tokens, 64)
-        return (rows, weight, weight_scale), (), last
+        return (_row_map(x, plan.tokens), weight, weight_scale), (), last
     return (x, weight, weight_scale), (x.stride(0),), last
 
 
@@ -167,8 +167,10 @@ def row_maps(
     x: Tensor, weight: Tensor, rows: int, tokens: int = _TOKENS
 ) -> tuple[TensorMap, TensorMap]:
     """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
-    (count, depth), (width, _) = x.shape, weight.shape
-    return (
-        TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64),
-        TensorMap(weight.data_ptr(), width, depth, depth, rows, 64),
-    )
+    width, depth = weight.shape
+    return _row_map(x, tokens), TensorMap(weight.data_ptr(), width, depth, depth, rows, 64)
+
+
+def _row_map(x: Tensor, tokens: int) -> TensorMap:
+    count, depth = x.shape
+    return TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64)
