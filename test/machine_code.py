@@ -97,7 +97,7 @@ PROMISES = (
     Promise(
         _FEW_ROWS + r"_i8.*", r"HFMA2\.BF16",
         "int8 is widened two values at a time, while the loads of x are under way",
-        behind=r"LDG\S*STRONG", architectures=_OVERLAPPING,
+        behind=r"LDG\S*STRONG|UTMALDG", architectures=_OVERLAPPING,
     ),
     Promise(
         _FEW_ROWS + r"_w4_sm90", r"HFMA2\.BF16", "four bits are widened two values at a time",

@@ -23,6 +23,8 @@
 // With kLean, barriers are waited for with the scope of the block: what they bring lies in shared memory,
 // and no wait empties the first-level cache (tile_copy.cuh).
 //
+// A block pushes its sums to itself too, unless S::kOwnStays: then they are taken from where they lie.
+//
 // An op gives: which row of W a block's row is (weight_row), the rows of an item (low_row, high_row and
 // the row behind each; kNeighbours where they are four in a row) and their scales (row_scales), what to read before the kernel in
 // front has finished (prepare) and after (fetch, kFetches), and what to do with four sums (finish).
@@ -80,6 +82,7 @@ class FewRows {
                 event);
   }
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
+  static constexpr int kFrom = S::kSplit - (S::kOwnStays ? 1 : 0);  // blocks whose pushes come
   // Tokens that are no rows of x: where the first of them is, seen from the end, and how many.
   static constexpr int kBack = S::kCentred ? 4 : 2, kExtra = S::kNorm ? kBack : 0;
 
@@ -103,7 +106,7 @@ class FewRows {
   __device__ __forceinline__ void expect_pushes() const {
     const int rows = in_.tokens + kExtra;
     const int squares = S::kNorm ? in_.tokens * (S::kCentred ? 8 : 4) : 0;
-    expect_bytes(barrier(kPushed), S::kSplit * (rows * S::kOwn * 16 + squares));
+    expect_bytes(barrier(kPushed), kFrom * (rows * S::kOwn * 16 + squares));
   }
 
   // What the op needs for this thread's first item.
@@ -158,13 +161,15 @@ class FewRows {
       const float2 grown = unpack2(growth);
       *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
       leave_vector(0, k, shift);
-      leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
+      leave_vector<S::kVectors>(2, k, {1.0f + grown.x, 1.0f + grown.y});
     }
   }
+  template <int kRows = 4>  // that there are
   __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
     const uint32_t upper = pack2(v.x, v.y);
     const float2 rounded = unpack2(upper);
     *reinterpret_cast<uint32_t*>(vector_row(row) + k * 2) = upper;
+    if (row + 1 >= kRows) return;
     *reinterpret_cast<uint32_t*>(vector_row(row + 1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
   }
   __device__ __forceinline__ unsigned char* vector_row(int row) const {
@@ -258,27 +263,29 @@ class FewRows {
   // Every item to the block of the cluster that finishes it. A warp pushes to one neighbour at a time,
   // its lanes next to each other; blocks begin with different neighbours.
   __device__ __forceinline__ void scatter() {
-    constexpr int kWarps = S::kThreads / 32, kStride = kWarps / S::kSplit * 32;
-    static_assert(kWarps >= S::kSplit, "a warp has one neighbour to push to");
-    if (kWarps % S::kSplit != 0 && warp_ >= kWarps / S::kSplit * S::kSplit) return;
-    const int rank = (warp_ + split_) % S::kSplit, first = warp_ / S::kSplit * 32 + lane_;
+    constexpr int kWarps = S::kThreads / 32, kStride = kWarps / kFrom * 32;
+    static_assert(kWarps >= kFrom, "a warp has one neighbour to push to");
+    if (kWarps % kFrom != 0 && warp_ >= kWarps / kFrom * kFrom) return;
+    const int next = S::kOwnStays ? split_ + 1 + warp_ % kFrom : warp_ + split_;
+    const int rank = next % S::kSplit, first = warp_ / kFrom * 32 + lane_;
+    const int place = S::kOwnStays && split_ > rank ? split_ - 1 : split_;  // among those whose pushes come
     const uint32_t base = remote_address(shared_, rank);
     const uint32_t pushed = base + S::kBarriers + kPushed * 8;
     const int rows = in_.tokens + kExtra;
     for (int i = first; i < rows * S::kOwn; i += kStride) {
       const int row = i / S::kOwn, own = i % S::kOwn;
       const int token = row < in_.tokens ? row : row - in_.tokens + S::kTokens - kBack;
-      const int at = (split_ * S::kTokens + token) * S::kOwn + own;
+      const int at = (place * S::kTokens + token) * S::kOwn + own;
       push(base + S::kReceived + at * 16, pushed, sum_item(token, rank * S::kOwn + own));
     }
     if constexpr (S::kCentred) {
       for (int token = first; token < in_.tokens; token += kStride) {
-        push(base + S::kReceivedSquares + (split_ * S::kTokens + token) * 8, pushed,
+        push(base + S::kReceivedSquares + (place * S::kTokens + token) * 8, pushed,
              float2{sum_squares(token), sum_totals(token)});
       }
     } else if constexpr (S::kNorm) {
       for (int token = first; token < in_.tokens; token += kStride) {
-        push(base + S::kReceivedSquares + (split_ * S::kTokens + token) * 4, pushed,
+        push(base + S::kReceivedSquares + (place * S::kTokens + token) * 4, pushed,
              sum_squares(token));
       }
     }
@@ -288,7 +295,13 @@ class FewRows {
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int from = 0; from < S::kSplit; ++from) {
-      const int at = (from * S::kTokens + token) * S::kOwn + own;
+      if (S::kOwnStays && from == split_) {
+        const float4 v = sum_item(token, split_ * S::kOwn + own);
+        sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+        continue;
+      }
+      const int place = S::kOwnStays && from > split_ ? from - 1 : from;
+      const int at = (place * S::kTokens + token) * S::kOwn + own;
       const float4 v = reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
       sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
     }
@@ -310,8 +323,13 @@ class FewRows {
     if constexpr (S::kSplit > 1) {
 #pragma unroll
       for (int from = 0; from < S::kSplit; ++from) {
-        const float2 v =
-            reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[from * S::kTokens + token];
+        float2 v = {0.0f, 0.0f};
+        if (S::kOwnStays && from == split_) {
+          v = {sum_squares(token), sum_totals(token)};
+        } else {
+          const int place = S::kOwnStays && from > split_ ? from - 1 : from;
+          v = reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[place * S::kTokens + token];
+        }
         sum = {sum.x + v.x, sum.y + v.y};
       }
     } else {

@@ -44,6 +44,8 @@ struct WarpgroupShape {
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
   static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = false;
+  static constexpr bool kOwnStays = false;
+  static constexpr int kVectors = 4;
   // The last two carry shift, with kCentred the last four shift and gain.
   static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
@@ -82,6 +84,13 @@ struct WarpgroupShape {
 };
 
 #ifdef FLASHRT_SM90A
+
+// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
+__device__ __forceinline__ void ask_share(const void* next, int bytes) {
+  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
+  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
+  if (size > 0) prefetch_run(static_cast<const unsigned char*>(next) + first, size);
+}
 
 template <class S, class Op>
 class WarpgroupProduct : FewRows<S, Op> {

@@ -47,6 +47,8 @@ struct FourBitShape {
   using Product = FourBitProduct<FourBitShape, Op>;
   using Weight = FourBitTile;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true, kLean = false;
+  static constexpr bool kOwnStays = false;
+  static constexpr int kVectors = 4;
   static constexpr int kDeep = kDeep_, kPieces = kPieces_, kSplit = kSplit_, kStages = kStages_;
   static constexpr bool kAsks = kAsks_;  // for tiles in the second-level cache
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;

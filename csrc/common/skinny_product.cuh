@@ -38,6 +38,7 @@ struct SkinnyShape {
   static constexpr int kSplit = kSplit_;
   static constexpr bool kBulkWeights = kWeights_ == From::kBulk, kNorm = kNorm_;
   static constexpr bool kCentred = false, kSteady = false, kLean = kLean_;
+  static constexpr bool kOwnStays = false;
   static constexpr int kWindow = kWindow_;  // columns of W under way at a time, in bulk copies
 
   static constexpr int kTokens = 16 * kTiles;

@@ -12,6 +12,9 @@
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
 // won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
 //
+// With kUnder the sums of x and of its squares are made while the tensor cores have the warpgroup's product:
+// in front of it they are a chain of products that it waits for.
+//
 // The fourth warp of a warpgroup would have tokens 48 to 63. With kNorm its rows are shift and gain of
 // the norm, each as its bf16 value and the rest (few_rows.cuh), and the others' rows are conditioned on
 // their way through registers; sums and sums of squares of x are made on the tensor cores, exactly.
@@ -30,19 +33,24 @@ template <class S, class Op>
 class StreamedProduct;
 
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
-// kAskL2: tiles that the ring has no room for are asked for into L2 before pdl_wait(). kTurned: blocks of
-// different rows of W begin at different steps, as all read the same x.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
-          bool kLate_ = false, bool kAskL2_ = false, bool kTurned_ = false>
+          bool kLate_ = false, bool kUnder_ = false, int kTokenStages_ = kStages_,
+          bool kSlim_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
-  static constexpr bool kAskL2 = kAskL2_, kTurned = kTurned_, kLean = false;
+  static constexpr bool kUnder = kUnder_ && kNorm, kLean = false;
+  // Slim: less shared memory, for a little more work.
+  static constexpr bool kOwnStays = kSlim_;
+  static constexpr int kVectors = kSlim_ ? 3 : 4;  // rows of shift and gain that are kept
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kLate = kLate_;
+  // Where x has fewer stages than W, they are apart, with barriers of their own.
+  static constexpr int kTokenStages = kTokenStages_;
+  static constexpr bool kApart = kTokenStages != kStages;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
@@ -60,17 +68,20 @@ struct StreamedShape {
   static constexpr int kBoxes = 1;
   __device__ __forceinline__ static int box_row(int tile, int) { return tile * kRows; }
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;
-  static constexpr int kStageBytes = kWeightBytes + kTokenBytes, kStageStart = 0;
-  static constexpr int kFetched = kStages * kStageBytes, kSummed = kParts * kPartial;
+  static constexpr int kStageBytes = kWeightBytes + (kApart ? 0 : kTokenBytes);
+  static constexpr int kStageStart = 0, kFetched = kStages * kWeightBytes + kTokenStages * kTokenBytes;
+  static constexpr int kSummed = kParts * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
   static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
-  static constexpr int kSquares = kShift + (kNorm ? 4 * kVector : 0);
+  static constexpr int kSquares = kShift + (kNorm ? kVectors * kVector : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kFrom = kSplit - (kOwnStays ? 1 : 0);
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
-  static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
-  static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 8 : 0);
-  static constexpr int kSharedBytes = (kBarriers + (1 + kStages) * 8 + 15) / 16 * 16;
+  static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kFrom * kTokens * kOwn * 16 : 0);
+  static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kFrom * kTokens * 8 : 0);
+  static constexpr int kSharedBytes = (kBarriers + (1 + kStages + (kApart ? kTokenStages : 0)) * 8 + 15) / 16 * 16;
+  static_assert(kTokenStages % kGroups == 0 && kTokenStages <= kStages, "whole turns");
   static_assert(kStageBytes % 1024 == 0 && kBarriers % 8 == 0, "aligned");
 };
 
@@ -125,13 +136,32 @@ class StreamedProduct : protected FewRows<S, Op> {
     return shared_address(barrier(kWeightsCame + step % S::kStages));
   }
 
+  __device__ __forceinline__ unsigned char* tokens(int step) const {
+    if constexpr (!S::kApart) return stage(step) + S::kWeightBytes;
+    return shared_ + S::kStages * S::kWeightBytes + step % S::kTokenStages * S::kTokenBytes;
+  }
+  __device__ __forceinline__ uint32_t tokens_full(int step) const {
+    if constexpr (!S::kApart) return full(step);
+    return shared_address(barrier(kWeightsCame + S::kStages + step % S::kTokenStages));
+  }
+
   // The barriers, and the first tiles of W, by the thread that made them.
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
     prefetch_map(*in_.rows);
 #pragma unroll
     for (int step = 0; step < S::kStages; ++step) barrier_init(full(step), 1);
+    if constexpr (S::kApart) {
+#pragma unroll
+      for (int step = 0; step < S::kTokenStages; ++step) barrier_init(tokens_full(step), 1);
+    }
     barrier_init_fence();
+    if constexpr (S::kApart) {
+#pragma unroll
+      for (int step = 0; step < S::kTokenStages; ++step) {
+        barrier_expect(tokens_full(step), S::kTokenBytes);
+      }
+    }
 #pragma unroll
     for (int step = 0; step < S::kStages; ++step) {
       barrier_expect(full(step), S::kStageBytes);
@@ -143,55 +173,33 @@ class StreamedProduct : protected FewRows<S, Op> {
         prefetch_tile(*in_.tiles, split_ * S::kDepth + columns(step) * 64, tile_ * S::kRows);
       }
     }
-    if constexpr (S::kAskL2) {
-#pragma unroll 1
-      for (int step = S::kStages; step < S::kSteps; ++step) {
-#pragma unroll
-        for (int box = 0; box < S::kBoxes; ++box) {
-          prefetch_tile(*in_.tiles, first_column(step), S::box_row(tile_, box));
-        }
-      }
-    }
-  }
-  // Where the columns of a step begin in the block's share of K, with kTurned; and in K.
-  __device__ __forceinline__ int turned(int step) const {
-    return (step + tile_ * S::kGroups) % S::kSteps * 64;
-  }
-  __device__ __forceinline__ int first_column(int step) const {
-    if constexpr (S::kTurned) {
-      return split_ * S::kDepth + turned(step);
-    } else {
-      return split_ * S::kDepth + step * 64;
-    }
   }
   __device__ __forceinline__ void fetch_weights(int step) const {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                S::kTurned ? first_column(step)
-                           : split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
+                split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
                 S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
-    copy_tile(*in_.rows, shared_address(stage(step) + S::kWeightBytes), full(step),
-              S::kTurned ? first_column(step)
-                         : split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
-              0);
+    copy_tile(*in_.rows, shared_address(tokens(step)), tokens_full(step),
+              split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64, 0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {
 #pragma unroll
-    for (int step = 0; step < S::kStages; ++step) fetch_tokens(step);
+    for (int step = 0; step < S::kTokenStages; ++step) fetch_tokens(step);
   }
 
   __device__ __forceinline__ void multiply() {
     float sums[S::kRows / 2];
-    float squares[4] = {}, totals[4] = {};
+    float squares[4] = {}, totals[4] = {}, others[4] = {};
 #pragma unroll 1
     for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
+      if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
       if (turn == 0) this->probe(3);
       if (turn == S::kSteps / S::kGroups - 1) this->probe(4);
       uint32_t x[4][4];
@@ -203,13 +211,19 @@ class StreamedProduct : protected FewRows<S, Op> {
         WgmmaRegisters<S::kRows>::run(sums, x[part], wgmma_step(w, part), turn > 0 || part > 0);
       }
       wgmma_commit();
+      if constexpr (S::kUnder) {
+        if (slab_ != 3) add_moments(step, squares, S::kRows > 96 ? squares : others, totals);
+      }
       wgmma_wait<0>();
-      if (step + S::kStages < S::kSteps) {
+      if (step + S::kTokenStages < S::kSteps) {
         wgmma_sync(1 + group_, 128);  // the warpgroup has read both tiles
         if (thread_ % 128 == 0) {
-          barrier_expect(full(step), S::kStageBytes);
-          fetch_weights(step + S::kStages);
-          fetch_tokens(step + S::kStages);
+          if constexpr (S::kApart) barrier_expect(tokens_full(step), S::kTokenBytes);
+          if (step + S::kStages < S::kSteps) {
+            barrier_expect(full(step), S::kStageBytes);
+            fetch_weights(step + S::kStages);
+          }
+          fetch_tokens(step + S::kTokenStages);
         }
       }
       if constexpr (S::kLate) {
@@ -219,6 +233,7 @@ class StreamedProduct : protected FewRows<S, Op> {
     this->probe(5);
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
+    if constexpr (S::kUnder && S::kRows <= 96) squares[2] = others[2], squares[3] = others[3];
     if constexpr (S::kNorm) leave_moments(squares, totals);
   }
 
@@ -229,7 +244,6 @@ class StreamedProduct : protected FewRows<S, Op> {
     for (int part = 0; part < 4; ++part) {
       int k = step * 64 + part * 16 + lane_ % 4 * 2;
       if constexpr (S::kLate) k += (columns(step) - step) * 64;
-      if constexpr (S::kTurned) k += turned(step) - step * 64;
       if constexpr (S::kMaxTokens < 48) {
         if (slab_ != 3 && slab_ >= S::kMaxTokens / 16) {
           x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
@@ -238,18 +252,23 @@ class StreamedProduct : protected FewRows<S, Op> {
       }
       if (slab_ == 3) {
         const bool holds = S::kNorm && lane_ < 16;
-        const unsigned char* v = this->vector_row(lane_ / 4 % 4) + k * 2;
+        const unsigned char* v = this->vector_row(min(lane_ / 4 % 4, S::kVectors - 1)) + k * 2;
         x[part][0] = holds ? *reinterpret_cast<const uint32_t*>(v) : 0u;
         x[part][1] = 0u;
         x[part][2] = holds ? *reinterpret_cast<const uint32_t*>(v + 16) : 0u;
         x[part][3] = 0u;
+        if (S::kVectors == 3 && holds && lane_ / 4 == 3) {  // what the rounding of the gain left
+          const unsigned char* growth = shared_ + S::kScale + k * 2;
+          x[part][0] = rest(*reinterpret_cast<const uint32_t*>(growth), x[part][0]);
+          x[part][2] = rest(*reinterpret_cast<const uint32_t*>(growth + 16), x[part][2]);
+        }
         continue;
       }
       const int row = slab_ * 16 + lane_ % 16, unit = part * 2 + lane_ / 16;
-      const unsigned char* tile = stage(step) + S::kWeightBytes;
+      const unsigned char* tile = tokens(step);
       ldmatrix_x4(x[part], shared_address(tile + row * 128 + (unit ^ (row & 7)) * 16));
       if constexpr (S::kNorm) {
-        add_moments(squares, totals, x[part]);
+        if constexpr (!S::kUnder) add_moments(squares, squares, totals, x[part]);
         const unsigned char* scale = shared_ + S::kScale + k * 2;
         const uint32_t low = *reinterpret_cast<const uint32_t*>(scale);
         const uint32_t high = *reinterpret_cast<const uint32_t*>(scale + 16);
@@ -259,14 +278,31 @@ class StreamedProduct : protected FewRows<S, Op> {
     }
   }
 
+  __device__ __forceinline__ static uint32_t rest(uint32_t growth, uint32_t gain) {
+    const float2 grown = unpack2(growth), rounded = unpack2(gain);
+    return pack2(1.0f + grown.x - rounded.x, 1.0f + grown.y - rounded.y);
+  }
+
   // x x^T of 8 tokens with themselves has their sums of squares on its diagonal; x times ones is their
   // sums. Tokens 0-7 of a tile end in values 0 and 1, tokens 8-15 in values 2 and 3.
-  __device__ __forceinline__ static void add_moments(float (&squares)[4], float (&totals)[4],
-                                                     const uint32_t (&x)[4]) {
+  __device__ __forceinline__ static void add_moments(float (&squares)[4], float (&others)[4],
+                                                     float (&totals)[4], const uint32_t (&x)[4]) {
     constexpr uint32_t kOnes = 0x3f803f80u;
     mma_k16(squares, {x[0], 0u, x[2], 0u}, x[0], x[2]);
-    mma_k16(squares, {0u, x[1], 0u, x[3]}, x[1], x[3]);
+    mma_k16(others, {0u, x[1], 0u, x[3]}, x[1], x[3]);
     mma_k16(totals, x, kOnes, kOnes);
+  }
+  // Of a step whose operands are conditioned already: its tile is there until it is fetched again.
+  __device__ __forceinline__ void add_moments(int step, float (&squares)[4], float (&others)[4],
+                                              float (&totals)[4]) const {
+    const int row = slab_ * 16 + lane_ % 16;
+    const unsigned char* tile = tokens(step) + row * 128;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      uint32_t x[4];
+      ldmatrix_x4(x, shared_address(tile + ((part * 2 + lane_ / 16) ^ (row & 7)) * 16));
+      add_moments(squares, others, totals, x);
+    }
   }
 
   __device__ __forceinline__ void leave_partials(const float (&sums)[S::kRows / 2]) const {

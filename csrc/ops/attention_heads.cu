@@ -13,12 +13,11 @@
 // blocks as they can, and a tile is small enough that short lists of keys keep all warps busy.
 // kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
 // safe behind a kernel that waits before it triggers (action_in does).
+// In the entry named _short a warp has at most one tile of keys.
 // In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; nothing is kept.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
 // runs).
 // source of the online softmax: arXiv 2205.14135
-#pragma once  // trial_forms.cu makes further forms of its kernels
-
 #include "../common/heads.cuh"
 #include "../common/pdl.cuh"
 
@@ -69,6 +68,8 @@ using Biased128 = Shape<128, 2, 4, 0, true>;
 static_assert(Biased128::kSharedBytes == 70144, "as the launcher has it");
 using Split128 = Shape<128, 3, 4, 0, true, 8>;
 static_assert(Split128::kSharedBytes == 113552, "as the launcher has it");
+using Short48 = Shape<48, 1, 4, 0, false, 1, true>;
+static_assert(Short48::kSharedBytes == 14336, "as the launcher has it");
 using Wide48 = Shape<48, 4>;
 static_assert(Wide48::kSharedBytes == 57344, "as the launcher has it");
 using Wide64 = Shape<64, 4>;
@@ -91,6 +92,7 @@ static_assert(Wide128::kSharedBytes == 69632, "as the launcher has it");
         out, out_scale, out_stride, kept);                                                         \
   }
 
+FLASHRT_HEADS(attention_heads_d48_short_bf16, Short48, flashrt::bf16)
 FLASHRT_HEADS(attention_heads_d48_bf16, Wide48, flashrt::bf16)
 FLASHRT_HEADS(attention_heads_d64_bf16, Wide64, flashrt::bf16)
 FLASHRT_HEADS(attention_heads_d128_bf16, Wide128, flashrt::bf16)

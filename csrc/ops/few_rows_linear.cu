@@ -3,16 +3,16 @@
 // x [A, K], y [A, N] bf16, rows of y and residual *_stride elements apart; b [N], residual [A, N] bf16 or
 // null, residual may be y; gain, shift [K] float32 or null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
-// or int8 with weight_scale [N] float32, packed: x has rows x_stride elements apart
+// or int8 with weight_scale [N] float32, packed: behind a norm x has rows x_stride elements apart, else it
+// comes as a map
 // act as in activation.cuh, without the form with the error function
 // float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
 // needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and 32 else; K as named, N a multiple of the rows of a block; grid of
 // N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
-#pragma once  // trial_forms.cu makes further forms of its kernels
-
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/linear_out.cuh"
+#include "../common/resident_product_sm90.cuh"
 #include "../common/streamed_product_sm90.cuh"
 
 #ifdef FLASHRT_SM90A
@@ -38,12 +38,15 @@
                                            activation, {}, {}});                                   \
   }
 
-// The same with int8 weights, which wait in registers.
+// The same with int8 weights, which wait in registers: these blocks leave no room for the next kernel's,
+// so they ask for `bytes` of its weights.
 #define FLASHRT_LAYER_NORM_LINEAR_I8(name, Shape, blocks)                                          \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
            const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
-           int tokens, int x_stride, int y_stride, int activation, float eps) {                    \
+           int tokens, int x_stride, int y_stride, int activation, float eps, const void* next,    \
+           int bytes) {                                                                            \
+    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
@@ -52,11 +55,12 @@
 
 #define FLASHRT_LINEAR_I8(name, Shape, blocks)                                                     \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
-      name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
+      name(const __grid_constant__ CUtensorMap x, const int8_t* weight, const float* weight_scale, \
            const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
-           int x_stride, int y_stride, int residual_stride, int activation) {                      \
+           int y_stride, int residual_stride, int activation, const void* next, int bytes) {       \
+    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
+        {nullptr, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, 0, &x},           \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
                                            activation, {}, {}});                                   \
   }
@@ -70,16 +74,16 @@ using NormLinear1536x48 = StreamedShape<48, 6, 4, 6, true>;
 static_assert(NormLinear1536x48::kSharedBytes == 90176, "as the launcher has it");
 using NormLinear1536x72 = StreamedShape<72, 12, 2, 4, true>;
 static_assert(NormLinear1536x72::kSharedBytes == 85872, "as the launcher has it");
-using NormLinear1536x96 = StreamedShape<96, 12, 2, 4, true>;
-static_assert(NormLinear1536x96::kSharedBytes == 103152, "as the launcher has it");
+using NormLinear1536x96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4, true>;
+static_assert(NormLinear1536x96::kSharedBytes == 115824, "as the launcher has it");
 using Linear1536x32 = StreamedShape<32, 6, 4, 6, false>;
 static_assert(Linear1536x32::kSharedBytes == 67648, "as the launcher has it");
 using Linear1536x48 = StreamedShape<48, 6, 4, 6, false>;
 static_assert(Linear1536x48::kSharedBytes == 83008, "as the launcher has it");
 using Linear1536x96 = StreamedShape<96, 12, 2, 4, false>;
 static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
-using Linear6144x96 = StreamedShape<96, 12, 8, 4, false>;
-static_assert(Linear6144x96::kSharedBytes == 92208, "as the launcher has it");
+using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4, true>;
+static_assert(Linear6144x96::kSharedBytes == 114528, "as the launcher has it");
 
 // For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named
 // for the rows of a block, and for the most tokens where another takes more. Any that follow each other in
@@ -100,10 +104,10 @@ using NormLinear1536By2I8 = WarpgroupShape<48, 6, 2, From::kRegisters, 1, true, 
 static_assert(NormLinear1536By2I8::kSharedBytes == 48416, "as the launcher has it");
 using NormLinear1536By4I8 = WarpgroupShape<48, 3, 4, From::kRegisters, 2, true, int8_t, true>;
 static_assert(NormLinear1536By4I8::kSharedBytes == 45344, "as the launcher has it");
-using Linear1536By4I8 = WarpgroupShape<48, 3, 4, From::kRegisters, 2, false, int8_t>;
-static_assert(Linear1536By4I8::kSharedBytes == 38432, "as the launcher has it");
-using Linear6144By8I8 = WarpgroupShape<48, 6, 8, From::kRegisters, 1, false, int8_t>;
-static_assert(Linear6144By8I8::kSharedBytes == 38432, "as the launcher has it");
+using Linear1536By4I8 = ResidentShape<3, 4>;
+static_assert(Linear1536By4I8::kSharedBytes == 49216, "as the launcher has it");
+using Linear6144By8I8 = ResidentShape<6, 8>;
+static_assert(Linear6144By8I8::kSharedBytes == 86128, "as the launcher has it");
 
 }  // namespace flashrt
 

@@ -12,18 +12,18 @@
 // A cluster has a head: its blocks split K, push each other the sums of a quarter of the rows of x, and
 // each finishes and attends with its quarter. Weights, and keys and values that are there, are under way
 // before pdl_wait(); keys and values that a block makes are pushed to all, where the attention reads them.
-#pragma once  // trial_forms.cu makes further forms of its kernels
 
 #include "../common/heads.cuh"
 #include "../common/streamed_product_sm90.cuh"
 
 namespace flashrt {
 
-// The product's shape, with other things received: of kOwnTokens rows and four vectors, all sums.
+// The product's shape, with other things received: from each of the others, its sums of kOwnTokens rows
+// and of the two vectors of the norm.
 // kTensors: of W, 1 (q) or 3 (q, k and v).
-template <int kTensors_, int kStages_, class Attention_, bool kAskL2_ = false, bool kTurned_ = false>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, kAskL2_, kTurned_> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, kAskL2_, kTurned_>;
+template <int kTensors_, int kStages_, class Attention_>
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true>;
   using Attention = Attention_;
   using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
   using Base::kTotals;
@@ -33,10 +33,11 @@ struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 
   __device__ __forceinline__ static int box_row(int tile, int box) {
     return (box * (gridDim.x / kSplit) + tile) * kDim;
   }
-  static constexpr int kOwnTokens = kMaxTokens / kSplit, kSlots = kOwnTokens + 4;
+  static constexpr int kOwnTokens = kMaxTokens / kSplit, kSlots = kOwnTokens + 2;
+  static constexpr int kOthers = kSplit - 1;
   static constexpr int kReceived = kTotals + kSquareParts * kTokens * 4;
-  static constexpr int kReceivedSquares = kReceived + kSplit * kSlots * kRows * 4;
-  static constexpr int kQueries = kReceivedSquares + kSplit * kOwnTokens * 8;
+  static constexpr int kReceivedSquares = kReceived + kOthers * kSlots * kRows * 4;
+  static constexpr int kQueries = kReceivedSquares + kOthers * kOwnTokens * 8;
   static constexpr int kBias = kQueries + heads::kRows * Attention::kPitch * 2;
   static constexpr int kAttention = kBias + kRows * 2;
   static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
@@ -46,10 +47,10 @@ struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 
   static_assert(!kSelf || kMaxTokens <= Attention::kWarps * heads::kKeys, "a tile of keys a warp");
 };
 
-using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 8>>;
-static_assert(ContextAttention::kSharedBytes == 121760, "as the launcher has it");
+using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 4, 3>>;
+static_assert(ContextAttention::kSharedBytes == 103104, "as the launcher has it");
 using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 4, 3>>;
-static_assert(SelfAttention::kSharedBytes == 121664, "as the launcher has it");
+static_assert(SelfAttention::kSharedBytes == 108896, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -80,7 +81,7 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     pdl_trigger();
     if (thread_ == 0) {
       const uint32_t rows = count(split_);
-      expect_bytes(barrier(kPushed), S::kSplit * ((rows + 4) * S::kRows * 4 + rows * 8));
+      expect_bytes(barrier(kPushed), S::kOthers * ((rows + 2) * S::kRows * 4 + rows * 8));
       if constexpr (S::kSelf) expect_bytes(barrier(kGathered), in_.tokens * 2 * S::kDim * 2);
       this->begin();
     }
@@ -89,25 +90,26 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     cluster_arrive();
     attention.rows = first(split_) + count(split_);
     heads::Heads<Attention> attend(attention, shared_ + S::kAttention, first(split_), tile_, 0);
-    if (!S::kSelf && kept) attend.begin();
+    const bool attends = warp_ < Attention::kWarps;
+    if (!S::kSelf && kept && attends) attend.begin();
     this->fetch_centred();
     fetch_bias(bias);
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
     pdl_wait();
     if (thread_ == 0) this->fetch_first_tokens();
-    if (!S::kSelf && !kept) attend.begin();
+    if (!S::kSelf && !kept && attends) attend.begin();
     this->multiply();
     __syncthreads();
     scatter_rows();
     wait_bytes(barrier(kPushed));
     finish_rows();
     __syncthreads();
+    if (!attends) {
+      if (S::kSelf) wait_bytes(barrier(kGathered));  // what a block was sent has come before it leaves
+      return;
+    }
     if (S::kSelf) {
-      if (warp_ >= Attention::kWarps) {
-        wait_bytes(barrier(kGathered));  // what a block was sent has come before it leaves
-        return;
-      }
       attend.take(in_.tokens);
       wait_bytes(barrier(kGathered));
     }
@@ -140,46 +142,55 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = v;
   }
 
-  // The sums of every row, and of the vectors of the norm, to the block that finishes it. A warp pushes
-  // to one neighbour; blocks begin with different ones.
+  // A slot: a row that a block finishes, or behind those shift W^T and gain W^T, as this block sums it.
+  __device__ __forceinline__ float4 slot_item(int rank, int slot, int group) const {
+    if (slot < S::kOwnTokens) return this->sum_item(first(rank) + slot, group);
+    const int token = S::kMaxTokens + (slot - S::kOwnTokens) * 2;
+    const float4 a = this->sum_item(token, group), b = this->sum_item(token + 1, group);
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+  }
+
+  // Every slot to the block that finishes it. A warp pushes to one neighbour; blocks begin with different
+  // ones.
   __device__ __forceinline__ void scatter_rows() const {
-    const int rank = (warp_ + split_) % S::kSplit, rows = count(rank), begin = first(rank);
-    const int start = warp_ / S::kSplit * 32 + lane_;
+    const int rank = (warp_ + split_) % S::kSplit, rows = count(rank);
+    if (rank == static_cast<int>(split_)) return;
+    const int start = warp_ / S::kSplit * 32 + lane_, from = split_ - (split_ > rank);
     constexpr int kStride = S::kThreads / S::kSplit;
     const uint32_t base = remote_address(shared_, rank), pushed = base + S::kBarriers + kPushed * 8;
-    for (int i = start; i < (rows + 4) * kGroups; i += kStride) {
+    for (int i = start; i < (rows + 2) * kGroups; i += kStride) {
       const int row = i / kGroups, group = i % kGroups;
-      const int token = row < rows ? begin + row : S::kMaxTokens + row - rows;
       const int slot = row < rows ? row : S::kOwnTokens + row - rows;
-      push(base + S::kReceived + ((split_ * S::kSlots + slot) * kGroups + group) * 16, pushed,
-           this->sum_item(token, group));
+      push(base + S::kReceived + ((from * S::kSlots + slot) * kGroups + group) * 16, pushed,
+           slot_item(rank, slot, group));
     }
     for (int i = start; i < rows; i += kStride) {
-      push(base + S::kReceivedSquares + (split_ * S::kOwnTokens + i) * 8, pushed,
-           float2{this->sum_squares(begin + i), this->sum_totals(begin + i)});
+      const int token = first(rank) + i;
+      push(base + S::kReceivedSquares + (from * S::kOwnTokens + i) * 8, pushed,
+           float2{this->sum_squares(token), this->sum_totals(token)});
     }
   }
 
+  // Sums over the blocks, in their order.
   __device__ __forceinline__ float4 received(int slot, int group) const {
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int from = 0; from < S::kSplit; ++from) {
-      const int at = (from * S::kSlots + slot) * kGroups + group;
-      const float4 v = reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
+    for (int block = 0; block < S::kSplit; ++block) {
+      const int at = ((block - (block > split_)) * S::kSlots + slot) * kGroups + group;
+      const float4 v = block == split_ ? slot_item(split_, slot, group)
+                                       : reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
       sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
     }
     return sum;
   }
-  __device__ __forceinline__ float4 vector(int slot, int group) const {
-    const float4 a = received(slot, group), b = received(slot + 1, group);
-    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-  }
   __device__ __forceinline__ float2 own_moments(int row) const {
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
-    for (int from = 0; from < S::kSplit; ++from) {
-      const float2 v =
-          reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[from * S::kOwnTokens + row];
+    for (int block = 0; block < S::kSplit; ++block) {
+      const int at = (block - (block > split_)) * S::kOwnTokens + row, token = first(split_) + row;
+      const float2 v = block == split_
+                           ? float2{this->sum_squares(token), this->sum_totals(token)}
+                           : reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[at];
       sum = {sum.x + v.x, sum.y + v.y};
     }
     const float mean = sum.y * (1.0f / S::kInner);
@@ -196,8 +207,8 @@ class NormAttention : StreamedProduct<S, NoFinish> {
       uint2 result = {0u, 0u};
       if (row < rows) {
         const float2 m = own_moments(row);
-        const float4 y = received(row, group), b = vector(S::kOwnTokens, group);
-        const float4 g = vector(S::kOwnTokens + 2, group);
+        const float4 y = received(row, group), b = received(S::kOwnTokens, group);
+        const float4 g = received(S::kOwnTokens + 1, group);
         const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[group];
         const float2 low = unpack2(bias.x), high = unpack2(bias.y);
         const float4 offset = {b.x + low.x, b.y + low.y, b.z + high.x, b.w + high.y};
@@ -232,7 +243,7 @@ class NormAttention : StreamedProduct<S, NoFinish> {
 
 #ifdef FLASHRT_SM90A
 #define FLASHRT_NORM_ATTENTION(name, Shape)                                                        \
-  extern "C" __global__ void __launch_bounds__(256, 1) name(                                       \
+  extern "C" __global__ void __launch_bounds__(256, 2) name(                                       \
       const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,           \
       const float* gain, const float* shift, const flashrt::bf16* bias, const flashrt::bf16* k,    \
       const flashrt::bf16* v, const int* prefix_length, flashrt::bf16* out, int tokens, int keys,  \

@@ -61,7 +61,8 @@ class Timing:
         with captured(driver, stream) as graph:
             for call in calls:
                 call()
-        self._executable, _ = instantiate(driver, graph)
+        self._executable, kernels = instantiate(driver, graph)
+        self.kernels = kernels / len(calls)  # of one product
         self._events: list[Any] = []
         try:
             for _ in range(2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import prod
@@ -54,8 +54,6 @@ class CudaLauncher:
         self.forms: FormsOfKernels = forms
         self._following: list[tuple[Any, Tensor]] = []  # of the program being planned
         self._followed = 0  # of them, those that came again
-        # With what they were made of, whose addresses nobody else may get.
-        self._repacked: dict[tuple[str, int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._driver = driver
         self._library = library
         self._gemm = gemm
@@ -227,18 +225,7 @@ class CudaLauncher:
             self._following.append((plan, weight))
             return None
         self._followed += 1
-        at = self._followed - 1 + self.forms.ahead
-        return self._following[at] if self.forms.ahead and at < len(self._following) else None
-
-    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
-        """See :class:`flashrt_core.kernels.launch.Launcher`."""
-        key = (name, weight.data_ptr(), tuple(weight.shape))
-        if key not in self._repacked:
-            if not self._planning:
-                raise CaptureError("a repacked weight", expected="one made at set-up", got="none")
-            self._repacked[key] = weight, pack(weight)
-            torch.cuda.synchronize()  # it is made on another stream than the graph's
-        return self._repacked[key][1]
+        return next(iter(self._following[self._followed : self._followed + 1]), None)
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
@@ -256,7 +243,6 @@ class CudaLauncher:
         for spaces in self._workspaces.values():
             spaces.clear()
         self._following.clear()
-        self._repacked.clear()
         self._constants.clear()
         self._kept.clear()
 

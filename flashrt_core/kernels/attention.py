@@ -137,7 +137,7 @@ def attention_launch(
         biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
         return
     if dim in HEADS_SHARED and alike:
-        kernel, shared_bytes = heads_kernel(launcher.forms, dim, into, sizes[1])
+        kernel, shared_bytes = heads_kernel(dim, into, sizes[1])
         launcher.launch(
             kernel,
             (blocks(sizes[0], 16), heads, segments),

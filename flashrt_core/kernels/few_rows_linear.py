@@ -14,7 +14,7 @@ from torch import Tensor
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, TensorMap, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan, busiest, form_of
+from .skinny import SkinnyPlan, busiest
 
 #: Most rows of x that the copy engine fetches.
 _TOKENS = 48
@@ -39,27 +39,31 @@ def streamed_plan(
     return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, tiles=True)
 
 
-def _whole(kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int) -> SkinnyPlan:
-    """With int8 weights."""
+def _whole(
+    kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int, *, mapped: bool = False
+) -> SkinnyPlan:
+    """With int8 weights; ``mapped``: x comes as a map of tiles."""
     name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
-    return SkinnyPlan(name, depth, tokens, 64, shared_bytes, cluster=cluster)
+    return SkinnyPlan(
+        name, depth, tokens, 64, shared_bytes, cluster=cluster, mapped=mapped, asks=True
+    )
 
 
 LINEAR_PLANS = (
     streamed_plan("linear", 1536, 32, 67648, 4),
     streamed_plan("linear", 1536, 48, 83008, 4),
     streamed_plan("linear", 1536, 96, 92208, 2),
-    streamed_plan("linear", 6144, 96, 92208, 8),
+    streamed_plan("linear", 6144, 96, 114528, 8),
     streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
     streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
-    _whole("linear", 1536, 48, 38432, 4),
-    _whole("linear", 6144, 48, 38432, 8),
+    _whole("linear", 1536, 48, 49216, 4, mapped=True),
+    _whole("linear", 6144, 48, 86128, 8, mapped=True),
 )
 NORM_PLANS = (
     streamed_plan("layer_norm_linear", 1536, 32, 74560, 4),
     streamed_plan("layer_norm_linear", 1536, 48, 90176, 4),
     streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
-    streamed_plan("layer_norm_linear", 1536, 96, 103152, 2),
+    streamed_plan("layer_norm_linear", 1536, 96, 115824, 2),
     streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
     streamed_plan("layer_norm_linear", 3072, 112, 129472, 1, tokens=16),
     streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
@@ -76,14 +80,13 @@ def few_rows_plan(
     out: Tensor,
     activation: Activation,
 ) -> SkinnyPlan | None:
-    """The plan that keeps most multiprocessors busy at once, or its form; None for none."""
+    """The plan that keeps most multiprocessors busy at once; None for none."""
     wide = x.dtype is out.dtype is torch.bfloat16
     if not wide or activation == "gelu" or not weight.is_contiguous():
         return None
     tiles = {torch.bfloat16: True, torch.int8: False}.get(weight.dtype)
-    product = (launcher, x.shape[0], *weight.shape)
-    plan = busiest([plan for plan in plans if plan.tiles == tiles], *product)
-    return None if plan is None else form_of(plan, *product)
+    fitting = [plan for plan in plans if plan.tiles == tiles]
+    return busiest(fitting, launcher, x.shape[0], *weight.shape)
 
 
 def layer_norm_linear_few_rows(
@@ -142,19 +145,6 @@ def linear_few_rows(
     return True
 
 
-#: Of every 32 columns of a weight, which one comes where for kernels that take x straight
-#: (direct_product_sm90.cuh): a lane's eight neighbours are its operands of two products.
-OPERAND_ORDER = tuple(
-    8 * c + 4 * s + 2 * h + j for s in (0, 1) for h in (0, 1) for c in range(4) for j in (0, 1)
-)
-
-
-def in_operand_order(weight: Tensor) -> Tensor:
-    """A weight whose columns come in the order of operands."""
-    order = torch.tensor(OPERAND_ORDER, device=weight.device)
-    return weight.unflatten(1, (-1, len(order)))[:, :, order].flatten(1).contiguous()
-
-
 _Args = tuple[object, ...]
 
 
@@ -162,35 +152,25 @@ def _operands(
     launcher: Launcher, plan: SkinnyPlan, x: Tensor, weight: Tensor, weight_scale: Tensor | None
 ) -> tuple[_Args, tuple[int, ...], _Args]:
     """What a kernel is given of x and the weight, strides, and what of a weight further on."""
-    if plan.asks != "map":
-        last: _Args = ()
-        if plan.asks:
-            _, following = launcher.follow(plan, weight) or (plan, None)
-            last = (following, 0 if following is None else following.numel())
-        if plan.tiles:
-            return row_maps(x, weight, plan.rows, plan.tokens), (), last
-        return (x, weight, weight_scale), (x.stride(0),), last
-    ordered = launcher.repacked(weight, "operands", in_operand_order)
-    tiles = _tiles(plan, ordered)
-    last = (tiles, 0, 1, 0)
-    if found := launcher.follow(plan, ordered):
-        other, following = found
-        steps = other.depth // other.cluster // 64
-        last = (_tiles(other, following), other.rows, other.cluster, steps)
-    return (x, tiles, weight_scale), (x.stride(0),), last
-
-
-def _tiles(plan: SkinnyPlan, weight: Tensor) -> TensorMap:
-    (rows, depth), each = weight.shape, weight.element_size()
-    return TensorMap(weight.data_ptr(), rows, depth, depth, plan.rows, 64, each)
+    last: _Args = ()
+    if plan.asks:
+        _, following = launcher.follow(plan, weight) or (plan, None)
+        last = (following, 0 if following is None else following.numel())
+    if plan.tiles:
+        return row_maps(x, weight, plan.rows, plan.tokens), (), last
+    if plan.mapped:
+        return (_row_map(x, plan.tokens), weight, weight_scale), (), last
+    return (x, weight, weight_scale), (x.stride(0),), last
 
 
 def row_maps(
     x: Tensor, weight: Tensor, rows: int, tokens: int = _TOKENS
 ) -> tuple[TensorMap, TensorMap]:
     """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
-    (count, depth), (width, _) = x.shape, weight.shape
-    return (
-        TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64),
-        TensorMap(weight.data_ptr(), width, depth, depth, rows, 64),
-    )
+    width, depth = weight.shape
+    return _row_map(x, tokens), TensorMap(weight.data_ptr(), width, depth, depth, rows, 64)
+
+
+def _row_map(x: Tensor, tokens: int) -> TensorMap:
+    count, depth = x.shape
+    return TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64)

@@ -63,14 +63,6 @@ class FormsOfKernels(Protocol):
     def kernels(self) -> Mapping[str, str]:
         """Entries by those that they stand for."""
 
-    @property
-    def fused(self) -> tuple[str, ...]:
-        """Kinds of attention that one kernel makes with the product in front."""
-
-    @property
-    def ahead(self) -> int:
-        """How far on the product is that one asks for."""
-
 
 class Launcher(Protocol):
     """Puts kernels on the stream that is being captured."""
@@ -148,12 +140,9 @@ class Launcher(Protocol):
     def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
         """Tells of a product that can ask for weights; the one that it asks for.
 
-        That is the product so many further on in the program as the forms say; None where there is
-        none, and while a stage is planned.
+        That is the next such product of the program; None where there is none, and while a stage
+        is planned.
         """
-
-    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
-        """``pack(weight)``, made once at set-up and kept; ``name`` is that of the packing."""
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """bf16 scratch memory that the next call of this method hands out again.

@@ -60,7 +60,7 @@ def _operands(
 
 
 #: Dynamic shared memory of the fused kernels; the source asserts the same.
-_SHARED = {"": 121_760, "_self": 121_664}
+_SHARED = {"": 103_104, "_self": 108_896}
 
 
 def layer_norm_attention_launch(
@@ -88,16 +88,15 @@ def layer_norm_attention_launch(
     """One kernel where it was built for the shape: a cluster a head; else the two ops."""
     kind, (rows, depth), width = "_self" if k is None else "", x.shape, out.shape[1]
     wide = {x.dtype, weight.dtype, out.dtype} == {torch.bfloat16} and weight.is_contiguous()
-    built = (depth, head_dim) == (1536, 48) and rows <= 48 and kind in launcher.forms.fused
+    built = (depth, head_dim) == (1536, 48) and rows <= 48
     packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
     if launcher.architecture == 90 and wide and packed and built:
         require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
         pointers = (gain, shift, bias, k, v, prefix_length, out)
         counts = (rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
         strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
-        kernel = f"layer_norm_attention{kind}_k1536_d48_bf16_sm90"
         launcher.launch(
-            launcher.forms.kernels.get(kernel, kernel),
+            f"layer_norm_attention{kind}_k1536_d48_bf16_sm90",
             4 * width // head_dim,
             256,
             (*row_maps(x, weight, head_dim), *pointers, *counts, *strides, eps, scale),

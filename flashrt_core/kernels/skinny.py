@@ -28,9 +28,8 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
-        asks: what it takes of the weight of a product further on, for which it asks: "" nothing,
-            "bytes" where they lie and how many, "map" their tiles. With "map" it also takes x
-            straight and the weight in the order of operands.
+        mapped: the kernel takes x as a map of tiles.
+        asks: whether it takes where the weight of a product further on lies, for which it asks.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
     those named ``_hopper`` were built for that one alone.
@@ -44,7 +43,8 @@ class SkinnyPlan:
     threads: int = 256
     cluster: int = 1
     tiles: bool = False
-    asks: str = ""
+    mapped: bool = False
+    asks: bool = False
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
         """Whether the kernel can make this product on this GPU."""

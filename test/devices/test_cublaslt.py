@@ -77,10 +77,12 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     class Clock:
-        best = 5.0
+        best, kernels = 5.0, 1.0
+        measured = iter(())  # else: of one algorithm after another
 
         def __init__(self, driver: Any, stream: Any, algorithm: Any, calls: Any) -> None:
             self.algorithm = algorithm
+            self.best, self.kernels = next(self.measured, (self.best, self.kernels))
             calls[0]()
 
         def measure(self, rounds: int) -> None: ...
@@ -132,6 +134,16 @@ def test_fp8_products_into_a_stream(lt: FakeLt) -> None:
     assert ctypes.c_float.from_address(told["A_SCALE_POINTER"]).value == 1.0
     assert ctypes.c_float.from_address(args[7]).value == 1.0  # beta
     assert args[8] == args[10] == 64
+
+
+@pytest.mark.parametrize(("split", "kept"), [(4.8, 5.0), (4.2, 4.2)])
+def test_a_kernel_more_has_to_gain_something(
+    lt: FakeLt, monkeypatch: pytest.MonkeyPatch, split: float, kept: float
+) -> None:
+    monkeypatch.setattr(cublaslt.Timing, "measured", iter([(split, 2.0), (5.0, 1.0)]))
+    ours = products()
+    ours.prepare(SITE, (4096, 1 << 20))
+    assert ours.choices[SITE.key] == kept
 
 
 def test_what_is_not_offered_is_asked_for_once(lt: FakeLt) -> None:

@@ -160,7 +160,6 @@ class EmulatedLauncher:
         self.way = ""
         self._driver = EmulatedDriver()
         self._workspaces: dict[bool, Tensor] = {}
-        self._repacked: dict[tuple[str, int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
 
     def launch(
         self,
@@ -264,10 +263,6 @@ class EmulatedLauncher:
 
     def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
         return None
-
-    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
-        key = (name, weight.data_ptr(), tuple(weight.shape))
-        return self._repacked.setdefault(key, (weight, pack(weight)))[1]
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         count, held = prod(shape), self._workspaces.get(weights)

@@ -146,7 +146,7 @@ MUTANTS: list[tuple[Case, str, str, str, int]] = [
     # A barrier of the block, copies that nobody waits for, operands in another order.
     (norm, "rms_norm", "__syncthreads();", "", 0),
     (heads, "attention_heads", "copy_wait<S::kStages - 1>();", "", 0),
-    (heads, "attention_heads", "copy_wait<0>();\n    sync();", "copy_wait<0>();", 1),
+    (heads, "attention_heads", "copy_wait<0>();\n    }\n    sync();", "copy_wait<0>();\n    }", 1),
     (heads, "attention_heads", "(mixed_[n], a, b[0], b[1])", "(mixed_[n], a, b[1], b[0])", 0),
     # Tiles of the copy engine: not there yet, still in use, of another number of bytes.
     (shared_keys, "attention_shared_kv_sm90", "ring.wait_full(value_frame(block));", "", 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -178,10 +178,7 @@ class CheckingLauncher:
         next(iter(ways.values()))(x, out)
 
     def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
-        return (plan, weight) if self.forms.ahead else None
-
-    def repacked(self, weight: Tensor, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
-        return torch.empty_like(weight)
+        return plan, weight
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)

@@ -93,8 +93,8 @@ def bf16(*shape: int) -> Tensor:
     ("architecture", "rows", "kernels"),
     [
         (90, 41, ["layer_norm_attention_k1536_d48_bf16_sm90"]),
-        (90, 49, ["layer_norm_bf16", "attention_heads_d48_bf16"]),
-        (120, 41, ["layer_norm_bf16", "attention_heads_d48_bf16"]),
+        (90, 49, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
+        (120, 41, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
     ],
 )
 def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[str]) -> None:
@@ -139,8 +139,10 @@ def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
     (launch,) = launcher.launches
     assert launch.kernel == f"layer_norm_linear_k1536_{rows}_bf16_sm90"
     assert (launch.grid, launch.cluster) == (clusters * cluster, cluster)
-    # Those of two kernels in a row share a multiprocessor, which has 228 KiB.
-    assert 2 * (launch.shared_bytes + 1024) <= 228 * 1024
+    # Those of two kernels in a row share a multiprocessor, which has 228 KiB: behind the norm come
+    # products of a stream.
+    others = [plan.shared_bytes for plan in LINEAR_PLANS if plan.depth in (1536, 6144)]
+    assert launch.shared_bytes + max(others) + 2 * 1024 <= 228 * 1024
 
 
 def test_shared_memory_is_what_the_source_asserts() -> None:

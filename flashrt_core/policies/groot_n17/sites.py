@@ -57,7 +57,10 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
             "adapter.qkv": "bf16",
             # E4M3 keeps 4 bits of a weight, int8 of its row's scale 8: a third of the error at the
             # same bytes, where the steps of the whole stack add them up.
+            # Queries of the head are made in its attention's own kernel, which has bf16 weights.
             "head.*": "i8a16",
+            "head.q": "bf16",
+            "head.qkv": "bf16",
             "head.text_kv": "bf16",
             "head.image_kv": "bf16",
         },

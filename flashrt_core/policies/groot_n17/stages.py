@@ -159,8 +159,8 @@ def context(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) 
     for layer in range(config.text.depth):
         text_layer(lane, buffers, config, layer, rows)
         if layer < len(config.vision.features):
-            for place, block in zip(places, blocks, strict=True):
-                add_rows(lane, buffers["image_features"][layer][block], x[place])
+            features = buffers["image_features"][layer][:images]
+            add_rows(lane, features.view(views, -1), views_as_rows(x, places))
     # From here on image rows come first.
     stream = buffers["adapter_x"][:rows]
     gain, offset = buffers["adapter.norm_weight"], buffers["adapter.norm_bias"]
@@ -173,6 +173,14 @@ def context(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) 
     keys_values(lane, buffers, "image", stream[:images])
     keys_values(lane, buffers, "text", stream[images:])
     state_row(lane, buffers)
+
+
+def views_as_rows(x: Tensor, places: list[slice]) -> Tensor:
+    """[views, numbers of a view]: image rows of a stream, equally far apart from view to view."""
+    first, width = places[0], x.shape[1]
+    apart = places[1].start - first.start if len(places) > 1 else first.stop - first.start
+    size = (len(places), (first.stop - first.start) * width)
+    return x.as_strided(size, (apart * width, 1), x.storage_offset() + first.start * width)
 
 
 def text_layer(lane: Lane, buffers: Buffers, config: GrootConfig, layer: int, rows: int) -> None:

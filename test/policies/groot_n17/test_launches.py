@@ -8,7 +8,7 @@ import torch
 from flashrt_core.policies.groot_n17 import POLICY
 from test.kernels.signatures import CheckingLauncher, Lane
 
-#: Kernels of a decision at 16 bits on the architecture that it was built for.
+#: Kernels of a decision on the architecture that it was built for.
 MOST = 900
 
 
@@ -31,15 +31,19 @@ def launched(
     return found
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("views", [1, 2])
-def test_kernels_of_a_decision(views: int) -> None:
-    stages = launched(views, "bf16", 90)
+def test_kernels_of_a_decision(views: int, precision: str) -> None:
+    stages = launched(views, precision, 90)
     counts = {name: len(each.launches) + each.products for name, each in stages.items()}
     assert sum(counts.values()) - counts["prompt"] <= MOST
     # The head's products stream their weights once, none through the library.
     assert stages["action"].products == 0
     kernels = {launch.kernel for each in stages.values() for launch in each.launches}
     assert "attention_rows_bf16" not in kernels
+    # A block of the head is four kernels, in the plan with int8 weights as well.
+    action = [launch.kernel for launch in stages["action"].launches]
+    assert sum("layer_norm_attention" in kernel for kernel in action) == 4 * 32
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_op_counts() -> None:
     assert len(ops["action"]) == config.steps * (4 * config.head.depth + 5)
     features = len(config.vision.features)
     rows = 2 + 3  # pieces of the prompt's rows: two images, three runs of text
-    layers = 7 * config.text.depth + 2 * features + 7 * config.adapter.depth
+    layers = 7 * config.text.depth + features + 7 * config.adapter.depth
     assert len(ops["context"]) == rows + layers + rows + 2 * 2 + 2
     counts = Counter(ops["vision"])
     assert counts["image_patches"] == 2 and counts["rope_attention"] == config.vision.depth
