@@ -19,6 +19,10 @@
 //
 // With kNorm x is conditioned where it lies (few_rows.cuh), sums and squares of it are made on the way;
 // shift and gain are the rows behind the tokens'.
+//
+// With kStraight no copy engine fetches x: its threads load it as soon as they may, all at once, and
+// leave it, conditioned, where the products read it. With kLean a block that starts late waits for nothing
+// but its barriers (few_rows.cuh), and for those of its neighbours only when it pushes to them.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +45,13 @@ struct FourBitTile {
 // kDeep tiles of 64 rows of W and kPieces runs of 128 columns a block, kSplit blocks in a cluster, kStages
 // tiles of each row in the ring of a warpgroup.
 template <int kMaxTokens_, int kDeep_, int kPieces_, int kSplit_, int kStages_, bool kNorm_,
-          bool kAsks_ = true>
+          bool kAsks_ = true, bool kLean_ = false, bool kStraight_ = false>
 struct FourBitShape {
   template <class Op>
   using Product = FourBitProduct<FourBitShape, Op>;
   using Weight = FourBitTile;
-  static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true, kLean = false;
+  static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
+  static constexpr bool kLean = kLean_, kStraight = kStraight_;
   static constexpr int kDeep = kDeep_, kPieces = kPieces_, kSplit = kSplit_, kStages = kStages_;
   static constexpr bool kAsks = kAsks_;  // for tiles in the second-level cache
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;
@@ -100,15 +105,23 @@ class FourBitProduct : FewRows<S, Op> {
     pdl_trigger();
     if (thread_ % 128 == 0) begin();
     __syncwarp();
-    if constexpr (S::kSplit > 1) cluster_arrive();
+    if constexpr (S::kSplit > 1) {
+      if constexpr (S::kLean) {
+        cluster_arrive_relaxed();
+      } else {
+        cluster_arrive();
+      }
+    }
     if constexpr (S::kNorm) fetch_condition();
     this->prepare();
     __syncthreads();  // the barriers and what conditions x
-    if constexpr (S::kSplit > 1) cluster_wait();
+    if constexpr (S::kSplit > 1 && !S::kLean) cluster_wait();
     pdl_wait();
-    if (thread_ % 128 == 0) fetch_tokens();
-    this->fetch();
+    if constexpr (!S::kStraight) {
+      if (thread_ % 128 == 0) fetch_tokens();
+    }
     multiply();
+    if constexpr (S::kSplit > 1 && S::kLean) cluster_wait();
     this->collect();
   }
 
@@ -128,12 +141,14 @@ class FourBitProduct : FewRows<S, Op> {
   // A warpgroup's barriers and first tiles, by one of its threads; the first one's does what is the block's.
   __device__ __forceinline__ void begin() const {
     if (thread_ == 0) {
-      prefetch_map(*in_.rows);
+      if constexpr (!S::kStraight) prefetch_map(*in_.rows);
       if constexpr (S::kSplit > 1) this->expect_pushes();
       barrier_init(shared_address(barrier(kScalesCame)), 1);
     }
+    if constexpr (!S::kStraight) {
 #pragma unroll 1
-    for (int turn = 0; turn < S::kTurns; ++turn) barrier_init(tokens_came(step(turn)), 1);
+      for (int turn = 0; turn < S::kTurns; ++turn) barrier_init(tokens_came(step(turn)), 1);
+    }
 #pragma unroll
     for (int stage = 0; stage < S::kStages; ++stage) barrier_init(came(stage), 1);
     barrier_init_fence();
@@ -237,18 +252,75 @@ class FourBitProduct : FewRows<S, Op> {
         *p = this->grow(x, growth);
       }
     }
+    leave_moments(squares, totals);
+    publish_shared();
+    wgmma_sync(1 + group_, 128);
+  }
+  template <int kPieces>
+  __device__ __forceinline__ void leave_moments(const float (&squares)[kPieces],
+                                                const float (&totals)[kPieces]) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int token = first + 16 * i;
+      const int token = thread_ % 128 / 8 + 16 * i;
       const float square = sum_of_eight(squares[i]), total = sum_of_eight(totals[i]);
-      if (unit == 0 && token < S::kMaxTokens) {
+      if (thread_ % 8 == 0 && token < S::kMaxTokens) {
         floats(S::kSquares)[group_ * S::kTokens + token] = square;
         floats(S::kTotals)[group_ * S::kTokens + token] = total;
       }
     }
+  }
+
+  // Loads the warpgroup's share of x, and leaves it, conditioned, in tiles. A thread takes the same eight
+  // columns of a step in some of its rows; rows that there are not are zeros.
+  __device__ __forceinline__ void take_tokens() {
+    constexpr int kPieces = (S::kMaxTokens + 15) / 16;
+    const int first = thread_ % 128 / 8, unit = thread_ % 8;
+    const bf16* from = in_.x + split_ * S::kDepth + group_ * 64 + unit * 8;
+    uint4 x[S::kTurns][kPieces] = {};
+#pragma unroll
+    for (int turn = 0; turn < S::kTurns; ++turn) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int token = first + 16 * i;
+        load_fresh(x[turn][i], from + static_cast<size_t>(token) * in_.x_stride + turn * S::kGroups * 64,
+                   token < in_.tokens);
+      }
+    }
+    this->fetch();
+    uint4 growth[S::kNorm ? S::kTurns : 1];
+    if constexpr (S::kNorm) {
+#pragma unroll
+      for (int turn = 0; turn < S::kTurns; ++turn) {
+        growth[turn] = *reinterpret_cast<const uint4*>(shared_ + S::kScale + step(turn) * 128 + unit * 16);
+      }
+    }
+    float squares[2][kPieces] = {}, totals[2][kPieces] = {};
+#pragma unroll
+    for (int turn = 0; turn < S::kTurns; ++turn) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int token = first + 16 * i;
+        if (16 * i + 16 > S::kMaxTokens && token >= S::kMaxTokens) break;
+        if constexpr (S::kNorm) {
+          add_moments(squares[turn % 2][i], totals[turn % 2][i], x[turn][i]);
+          x[turn][i] = this->grow(x[turn][i], growth[turn]);
+        }
+        *reinterpret_cast<uint4*>(x_tile(step(turn)) + token * 128 + (unit ^ (token & 7)) * 16) =
+            x[turn][i];
+      }
+    }
+    if constexpr (S::kNorm) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        squares[0][i] += squares[1][i];
+        totals[0][i] += totals[1][i];
+      }
+      leave_moments(squares[0], totals[0]);
+    }
     publish_shared();
     wgmma_sync(1 + group_, 128);
   }
+
   __device__ __forceinline__ static void add_moments(float& square, float& total, const uint4& x) {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -267,14 +339,19 @@ class FourBitProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void multiply() {
     float sums[S::kDeep][S::kWide / 2] = {};
-    if constexpr (S::kNorm) condition();
+    if constexpr (S::kStraight) {
+      take_tokens();
+    } else {
+      this->fetch();
+      if constexpr (S::kNorm) condition();
+    }
     barrier_wait(shared_address(barrier(kScalesCame)), 0);
     int stage = 0;
     uint32_t phase = 0;
 #pragma unroll 1
     for (int turn = 0; turn < S::kTurns; ++turn) {
       const int step = this->step(turn);
-      if constexpr (!S::kNorm) barrier_wait(tokens_came(step), 0);
+      if constexpr (!S::kNorm && !S::kStraight) barrier_wait(tokens_came(step), 0);
       barrier_wait(came(stage), phase);
       const uint64_t x = wgmma_tile(shared_address(x_tile(step)));
       const float* scales = floats(S::kRunScales) + step / 2 * 64 + slab_ * 16 + row_ * 2;

@@ -37,9 +37,34 @@
             {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, gate, {}});    \
   }
 
+// x [A, K] bf16, rows x_stride elements apart and 16-byte aligned, instead of its map.
+#define FLASHRT_FOUR_BIT_NORM_STRAIGHT(name, Shape, blocks)                                        \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const flashrt::FourBitTile* weight, const float* weight_scale,  \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           int tokens, int x_stride, int y_stride, int activation, float eps) {                    \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0, activation, {}, {}});\
+  }
+
+#define FLASHRT_FOUR_BIT_STRAIGHT(name, Shape, blocks)                                             \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const flashrt::FourBitTile* weight, const float* weight_scale,  \
+           const flashrt::bf16* bias, const float* gate, const flashrt::bf16* residual,            \
+           flashrt::bf16* y, int tokens, int x_stride, int y_stride, int residual_stride,          \
+           int activation) {                                                                       \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
+        flashrt::GatedLinearOut<flashrt::Shape>{                                                   \
+            {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, gate, {}});    \
+  }
+
 namespace flashrt {
 
 // Named for K, the rows of a block and the most tokens.
+using NormFour3072x192x16 = FourBitShape<16, 3, 6, 4, 4, true>;
+static_assert(NormFour3072x192x16::kSharedBytes == 108656, "as the launcher has it");
 using NormFour3072x256x16 = FourBitShape<16, 4, 6, 4, 3, true>;
 static_assert(NormFour3072x256x16::kSharedBytes == 115296, "as the launcher has it");
 using NormFour3072x64x16 = FourBitShape<16, 1, 6, 4, 6, true>;
@@ -50,6 +75,8 @@ using NormFour3072x64x32 = FourBitShape<32, 1, 6, 4, 6, true>;
 static_assert(NormFour3072x64x32::kSharedBytes == 100240, "as the launcher has it");
 using Four3072x64x16 = FourBitShape<16, 1, 6, 4, 6, false>;
 static_assert(Four3072x64x16::kSharedBytes == 54992, "as the launcher has it");
+using Four3072x128x16 = FourBitShape<16, 2, 3, 8, 3, false>;
+static_assert(Four3072x128x16::kSharedBytes == 46704, "as the launcher has it");
 using Four3072x128x40 = FourBitShape<40, 2, 6, 4, 3, false>;
 static_assert(Four3072x128x40::kSharedBytes == 109728, "as the launcher has it");
 using Four3072x64x40 = FourBitShape<40, 1, 6, 4, 6, false>;
@@ -59,15 +86,44 @@ static_assert(Four14336x128x16::kSharedBytes == 105776, "as the launcher has it"
 using Four14336x192x40 = FourBitShape<40, 3, 14, 8, 3, false>;
 static_assert(Four14336x192x40::kSharedBytes == 221984, "as the launcher has it");
 
+// Others of the same products, to be measured against them (kernels/forms.py).
+using NormFour192Lean = FourBitShape<16, 3, 6, 4, 4, true, false, true>;
+static_assert(NormFour192Lean::kSharedBytes == 108656, "as the launcher has it");
+using NormFour128Straight = FourBitShape<16, 2, 6, 4, 6, true, false, true, true>;
+static_assert(NormFour128Straight::kSharedBytes == 102032, "as the launcher has it");
+using NormFour192Straight = FourBitShape<16, 3, 6, 4, 4, true, false, true, true>;
+static_assert(NormFour192Straight::kSharedBytes == 108656, "as the launcher has it");
+using NormFour256Straight = FourBitShape<16, 4, 6, 4, 3, true, false, true, true>;
+static_assert(NormFour256Straight::kSharedBytes == 115296, "as the launcher has it");
+using Four128Lean = FourBitShape<16, 2, 3, 8, 3, false, false, true>;
+static_assert(Four128Lean::kSharedBytes == 46704, "as the launcher has it");
+using Four128Straight = FourBitShape<16, 2, 3, 8, 3, false, false, true, true>;
+static_assert(Four128Straight::kSharedBytes == 46704, "as the launcher has it");
+using Four14336x128Lean = FourBitShape<16, 2, 14, 8, 4, false, false, true>;
+static_assert(Four14336x128Lean::kSharedBytes == 105776, "as the launcher has it");
+using Four14336x128Straight = FourBitShape<16, 2, 14, 8, 5, false, false, true, true>;
+static_assert(Four14336x128Straight::kSharedBytes == 113984, "as the launcher has it");
+
 }  // namespace flashrt
 
+FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_192_16_w4_sm90, NormFour3072x192x16, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_256_16_w4_sm90, NormFour3072x256x16, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_64_16_w4_sm90, NormFour3072x64x16, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_128_32_w4_sm90, NormFour3072x128x32, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_64_32_w4_sm90, NormFour3072x64x32, 2)
+FLASHRT_FOUR_BIT(linear_k3072_128_16_w4_sm90, Four3072x128x16, 2)
 FLASHRT_FOUR_BIT(linear_k3072_64_16_w4_sm90, Four3072x64x16, 2)
 FLASHRT_FOUR_BIT(linear_k3072_128_40_w4_sm90, Four3072x128x40, 2)
 FLASHRT_FOUR_BIT(linear_k3072_64_40_w4_sm90, Four3072x64x40, 2)
 FLASHRT_FOUR_BIT(linear_k14336_128_16_w4_sm90, Four14336x128x16, 2)
 FLASHRT_FOUR_BIT(linear_k14336_192_40_w4_sm90, Four14336x192x40, 1)
+
+FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_192_16_lean_w4_sm90, NormFour192Lean, 2)
+FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_128_16_straight_w4_sm90, NormFour128Straight, 2)
+FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_192_16_straight_w4_sm90, NormFour192Straight, 2)
+FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_256_16_straight_w4_sm90, NormFour256Straight, 2)
+FLASHRT_FOUR_BIT(linear_k3072_128_16_lean_w4_sm90, Four128Lean, 2)
+FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_w4_sm90, Four128Straight, 2)
+FLASHRT_FOUR_BIT(linear_k14336_128_16_lean_w4_sm90, Four14336x128Lean, 2)
+FLASHRT_FOUR_BIT_STRAIGHT(linear_k14336_128_16_straight_w4_sm90, Four14336x128Straight, 2)
 #endif

@@ -6,7 +6,6 @@ CUDA device. Source: csrc/ops/four_bit_linear.cu.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from .four_bits import in_tiles
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan
+from .skinny import SkinnyPlan, choose_plan
 
 
 def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int) -> SkinnyPlan:
@@ -24,14 +23,17 @@ def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int
     return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster)
 
 
+# Best first: what was fastest on an H200 where it fits.
 FOUR_BIT_LINEAR = (
+    _plan("linear", 3072, 128, 16, 46704, 8),
     _plan("linear", 3072, 64, 16, 54992, 4),
+    _plan("linear", 14336, 128, 16, 105776, 8),
     _plan("linear", 3072, 128, 40, 109728, 4),
     _plan("linear", 3072, 64, 40, 98000, 4),
-    _plan("linear", 14336, 128, 16, 105776, 8),
     _plan("linear", 14336, 192, 40, 221984, 8),
 )
 FOUR_BIT_NORM = (
+    _plan("layer_norm_linear", 3072, 192, 16, 108656, 4),
     _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
     _plan("layer_norm_linear", 3072, 64, 16, 70800, 4),
     _plan("layer_norm_linear", 3072, 128, 32, 110944, 4),
@@ -57,24 +59,6 @@ class Ends:
     activation: Activation = "none"
     gate: Tensor | None = None
     residual: Tensor | None = None
-
-
-def four_bit_plan(
-    plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
-) -> SkinnyPlan | None:
-    """The plan for so many tokens whose blocks are largest while no multiprocessor is without.
-
-    A larger block reads x for more rows of the weight. None where none takes this.
-    """
-    fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
-    least = min((plan.tokens for plan in fitting), default=0)
-    fitting = [plan for plan in fitting if plan.tokens == least]
-
-    def count(plan: SkinnyPlan) -> int:
-        return rows // plan.rows * plan.cluster
-
-    busy = [plan for plan in fitting if count(plan) >= launcher.multiprocessors]
-    return min(busy, key=count, default=max(fitting, key=count, default=None))
 
 
 def four_bit_linear(
@@ -114,7 +98,7 @@ def four_bit_linear(
         return False
     most = max((plan.tokens for plan in plans), default=1)
     count = blocks(tokens, most)
-    plan = four_bit_plan(plans, launcher, blocks(tokens, count), rows, depth)
+    plan = choose_plan(plans, launcher, blocks(tokens, count), rows, depth)
     if plan is None or count > (_MOST_RUNS if norm is None else 1):
         return False
     require_bf16(op, x=x, bias=ends.bias, out=out, residual=residual)
@@ -138,13 +122,17 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """As the source declares them."""
     rows, depth = x.shape
-    tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), plan.tokens, 64)
+    tokens: Tensor | TensorMap = x
+    counts: tuple[int, ...] = (rows, x.stride(0))
+    if not plan.straight:
+        tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), plan.tokens, 64)
+        counts = (rows,)
     kind = list(ACTIVATIONS).index(ends.activation)
     if norm is not None:
         gain, shift, eps = norm
-        sizes = (rows, out.stride(0), kind, eps)
+        sizes = (*counts, out.stride(0), kind, eps)
         return (tokens, weight, weight_scale, gain, shift, ends.bias, out, *sizes)
     residual = None if ends.residual is None else ends.residual[run]
     strides = (out.stride(0), 0 if residual is None else residual.stride(0))
     found = (tokens, weight, weight_scale, ends.bias, ends.gate, residual, out)
-    return (*found, rows, *strides, kind)
+    return (*found, *counts, *strides, kind)

@@ -31,6 +31,7 @@ class SkinnyPlan:
         asks: what it takes of the weight of a product further on, for which it asks: "" nothing,
             "bytes" where they lie and how many, "map" their tiles. With "map" it also takes x
             straight and the weight in the order of operands.
+        straight: the kernel takes x as it lies, where its like take a map of it.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
     those named ``_hopper`` were built for that one alone.
@@ -45,6 +46,7 @@ class SkinnyPlan:
     cluster: int = 1
     tiles: bool = False
     asks: str = ""
+    straight: bool = False
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
         """Whether the kernel can make this product on this GPU."""

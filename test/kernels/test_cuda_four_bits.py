@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels import four_bit_linear
+from flashrt_core.kernels.forms import FORMS
 from flashrt_core.kernels.four_bit_linear import FOUR_BIT_LINEAR, FOUR_BIT_NORM
 from flashrt_core.kernels.four_bits import four_bit_values, in_tiles, quantise_runs
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
@@ -30,15 +31,26 @@ from .test_cuda_ops import CHAINED, F32, ROUNDED, empty, expected, twice
 
 pytestmark = runs_kernels
 
+#: Those that forms have in the place of others, too.
+_OTHERS = [
+    plan
+    for forms in FORMS.values()
+    for plans in forms.plans.values()
+    for plan in plans
+    if plan.kernel.endswith("_w4_sm90")
+]
+NORMS = [*FOUR_BIT_NORM, *(plan for plan in _OTHERS if plan.kernel.startswith("layer_norm"))]
+PLAIN = [*FOUR_BIT_LINEAR, *(plan for plan in _OTHERS if plan.kernel.startswith("linear"))]
+
 #: Rows of a pass: one, LIBERO's, one more, two runs and three.
 ROWS = [1, 16, 17, 64, 80]
 
 
 def only(monkeypatch: pytest.MonkeyPatch, plan: SkinnyPlan) -> None:
     """No other plan, so that few rows of a weight are enough to reach it."""
-    for name in ("FOUR_BIT_LINEAR", "FOUR_BIT_NORM"):
-        plans = getattr(four_bit_linear, name)
-        monkeypatch.setattr(four_bit_linear, name, tuple(each for each in plans if each is plan))
+    norm = plan.kernel.startswith("layer_norm")
+    monkeypatch.setattr(four_bit_linear, "FOUR_BIT_LINEAR", () if norm else (plan,))
+    monkeypatch.setattr(four_bit_linear, "FOUR_BIT_NORM", (plan,) if norm else ())
 
 
 def stored(draw: Any, columns: int, depth: int, run: int = 128) -> tuple[Tensor, Tensor]:
@@ -47,14 +59,14 @@ def stored(draw: Any, columns: int, depth: int, run: int = 128) -> tuple[Tensor,
 
 def rows_of(plan: SkinnyPlan) -> list[int]:
     """What a plan takes, in one run behind a norm and in several elsewhere."""
-    several = plan in FOUR_BIT_LINEAR and plan.tokens > 16
+    several = plan.kernel.startswith("linear") and plan.tokens > 16
     return [rows for rows in ROWS if rows <= plan.tokens or several]
 
 
 @pytest.mark.parametrize("gained", [True, False])
 @pytest.mark.parametrize(
     ("plan", "rows"),
-    [(plan, rows) for plan in FOUR_BIT_NORM for rows in rows_of(plan)],
+    [(plan, rows) for plan in NORMS for rows in rows_of(plan)],
     ids=lambda value: getattr(value, "kernel", value),
 )
 def test_norm_in_front(
@@ -94,7 +106,7 @@ def test_norm_in_front_of_more_rows(device: Any, draw: Any, rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "rows"),
-    [(plan, rows) for plan in FOUR_BIT_LINEAR for rows in rows_of(plan)],
+    [(plan, rows) for plan in PLAIN for rows in rows_of(plan)],
     ids=lambda value: getattr(value, "kernel", value),
 )
 def test_into_the_stream(
