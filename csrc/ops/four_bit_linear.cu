@@ -86,7 +86,7 @@ static_assert(Four14336x128x16::kSharedBytes == 105776, "as the launcher has it"
 using Four14336x192x40 = FourBitShape<40, 3, 14, 8, 3, false>;
 static_assert(Four14336x192x40::kSharedBytes == 221984, "as the launcher has it");
 
-// Others of the same products, to be measured against them (kernels/forms.py).
+// Others of the same products, to be measured against them (FOUR_BIT_OTHERS of the launcher).
 using NormFour192Lean = FourBitShape<16, 3, 6, 4, 4, true, false, true>;
 static_assert(NormFour192Lean::kSharedBytes == 108656, "as the launcher has it");
 using NormFour128Straight = FourBitShape<16, 2, 6, 4, 6, true, false, true, true>;

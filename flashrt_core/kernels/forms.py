@@ -169,45 +169,12 @@ def _wide(*which: str) -> dict[str, tuple[SkinnyPlan, ...]]:
     return found
 
 
-def _four_bits(
-    kind: str, *plans: tuple[int, int, int, int, int]
-) -> dict[str, tuple[SkinnyPlan, ...]]:
-    """Products with weights of four bits for up to 16 rows."""
-    found: dict[str, tuple[SkinnyPlan, ...]] = {}
-    for of, depth, rows, shared, cluster in plans:
-        op = "linear" if depth > 3072 or (rows == 128 and cluster == 8) else "layer_norm_linear"
-        name = f"{op}_k{depth}"
-        plan = SkinnyPlan(
-            f"{name}_{rows}_16_{kind}_w4_sm90",
-            depth,
-            16,
-            rows,
-            shared,
-            cluster=cluster,
-            straight=kind == "straight",
-        )
-        found[f"{name}_{of}_16_w4_sm90"] = (plan,)
-    return found
-
-
 _LEAN_QUERIES = {
     f"attention_few_queries_d256_8_{keys}_bf16_cluster": (
         f"attention_few_queries_d256_8_{keys}_bf16_lean_hopper"
     )
     for keys in (640, 1024)
 }
-
-_W4_LEAN = _four_bits(
-    "lean", (192, 3072, 192, 108_656, 4), (128, 3072, 128, 46_704, 8), (128, 14336, 128, 105_776, 8)
-)
-_W4_STRAIGHT = _four_bits(
-    "straight",
-    (192, 3072, 192, 108_656, 4),
-    (256, 3072, 256, 115_296, 4),
-    (64, 3072, 128, 102_032, 4),
-    (128, 3072, 128, 46_704, 8),
-    (128, 14336, 128, 113_984, 8),
-)
 
 _DEFAULT = Forms()
 _CHOICES = (
@@ -235,9 +202,6 @@ _CHOICES = (
     Forms("down by two", _by_two("k4096"), _LEAN_QUERIES),
     Forms("wide", _wide("qkv", "geglu", "k2048", "k4096"), _LEAN_QUERIES),
     Forms("wide, qkv, geglu", _wide("qkv", "geglu"), _LEAN_QUERIES),
-    # Products with weights of four bits.
-    Forms("w4 lean", _W4_LEAN),
-    Forms("w4 straight", _W4_STRAIGHT),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

@@ -23,6 +23,11 @@ def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int
     return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster)
 
 
+def _other(op: str, depth: int, rows: int, shared: int, cluster: int, kind: str) -> SkinnyPlan:
+    kernel, straight = f"{op}_k{depth}_{rows}_16_{kind}_w4_sm90", "straight" in kind
+    return SkinnyPlan(kernel, depth, 16, rows, shared, cluster=cluster, straight=straight)
+
+
 # Best first: what was fastest on an H200 where it fits.
 FOUR_BIT_LINEAR = (
     _plan("linear", 3072, 128, 16, 46704, 8),
@@ -38,6 +43,17 @@ FOUR_BIT_NORM = (
     _plan("layer_norm_linear", 3072, 64, 16, 70800, 4),
     _plan("layer_norm_linear", 3072, 128, 32, 110944, 4),
     _plan("layer_norm_linear", 3072, 64, 32, 100240, 4),
+)
+#: Built as well, to be measured against those.
+FOUR_BIT_OTHERS = (
+    _other("layer_norm_linear", 3072, 192, 108656, 4, "lean"),
+    _other("layer_norm_linear", 3072, 128, 102032, 4, "straight"),
+    _other("layer_norm_linear", 3072, 192, 108656, 4, "straight"),
+    _other("layer_norm_linear", 3072, 256, 115296, 4, "straight"),
+    _other("linear", 3072, 128, 46704, 8, "lean"),
+    _other("linear", 3072, 128, 46704, 8, "straight"),
+    _other("linear", 14336, 128, 105776, 8, "lean"),
+    _other("linear", 14336, 128, 113984, 8, "straight"),
 )
 #: Times that a weight may be read, the first time from memory, then from a cache that holds it:
 #: beyond, expanding it once is faster.

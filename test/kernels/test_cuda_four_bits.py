@@ -16,8 +16,7 @@ from torch import Tensor
 
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels import four_bit_linear
-from flashrt_core.kernels.forms import FORMS
-from flashrt_core.kernels.four_bit_linear import FOUR_BIT_LINEAR, FOUR_BIT_NORM
+from flashrt_core.kernels.four_bit_linear import FOUR_BIT_LINEAR, FOUR_BIT_NORM, FOUR_BIT_OTHERS
 from flashrt_core.kernels.four_bits import four_bit_values, in_tiles, quantise_runs
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from flashrt_core.kernels.linear_gated_residual import (
@@ -31,16 +30,8 @@ from .test_cuda_ops import CHAINED, F32, ROUNDED, empty, expected, twice
 
 pytestmark = runs_kernels
 
-#: Those that forms have in the place of others, too.
-_OTHERS = [
-    plan
-    for forms in FORMS.values()
-    for plans in forms.plans.values()
-    for plan in plans
-    if plan.kernel.endswith("_w4_sm90")
-]
-NORMS = [*FOUR_BIT_NORM, *(plan for plan in _OTHERS if plan.kernel.startswith("layer_norm"))]
-PLAIN = [*FOUR_BIT_LINEAR, *(plan for plan in _OTHERS if plan.kernel.startswith("linear"))]
+NORMS = [*FOUR_BIT_NORM, *(plan for plan in FOUR_BIT_OTHERS if "norm" in plan.kernel)]
+PLAIN = [*FOUR_BIT_LINEAR, *(plan for plan in FOUR_BIT_OTHERS if "norm" not in plan.kernel)]
 
 #: Rows of a pass: one, LIBERO's, one more, two runs and three.
 ROWS = [1, 16, 17, 64, 80]
