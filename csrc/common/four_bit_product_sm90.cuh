@@ -58,6 +58,8 @@ struct FourBitShape {
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kWide = (kTokens + 7) / 8 * 8;  // n of the products
   static constexpr int kSteps = 2 * kPieces, kTurns = kSteps / kGroups;  // a turn is a warpgroup's step
+  // A warpgroup takes a run's steps behind each other, where there are registers for sums of a run.
+  static constexpr bool kMerged = kStraight && kPieces % 2 == 0 && kDeep < 4;
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
@@ -112,13 +114,18 @@ class FourBitProduct : FewRows<S, Op> {
         cluster_arrive();
       }
     }
-    if constexpr (S::kNorm) fetch_condition();
-    this->prepare();
-    __syncthreads();  // the barriers and what conditions x
-    if constexpr (S::kSplit > 1 && !S::kLean) cluster_wait();
-    pdl_wait();
-    if constexpr (!S::kStraight) {
+    if constexpr (S::kStraight) {
+      this->prepare();
+      take_tokens();
+    } else {
+      if constexpr (S::kNorm) fetch_condition();
+      this->prepare();
+      __syncthreads();  // the barriers and what conditions x
+      if constexpr (S::kSplit > 1 && !S::kLean) cluster_wait();
+      pdl_wait();
       if (thread_ % 128 == 0) fetch_tokens();
+      this->fetch();
+      if constexpr (S::kNorm) condition();
     }
     multiply();
     if constexpr (S::kSplit > 1 && S::kLean) cluster_wait();
@@ -126,7 +133,9 @@ class FourBitProduct : FewRows<S, Op> {
   }
 
  private:
-  __device__ __forceinline__ int step(int turn) const { return turn * S::kGroups + group_; }
+  __device__ __forceinline__ int step(int turn) const {
+    return S::kMerged ? group_ * S::kTurns + turn : turn * S::kGroups + group_;
+  }
   __device__ __forceinline__ uint32_t tokens_came(int step) const {
     return shared_address(barrier(kTokensCame + step));
   }
@@ -209,15 +218,18 @@ class FourBitProduct : FewRows<S, Op> {
       float2 gain = {1.0f, 1.0f}, shift = {0.0f, 0.0f};
       if (in_.scale) gain = *reinterpret_cast<const float2*>(in_.scale + at);
       if (in_.shift) shift = *reinterpret_cast<const float2*>(in_.shift + at);
-      const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
-      const float2 grown = unpack2(growth);
-      *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
-      leave_vector(0, k, shift);
-      leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
-#pragma unroll
-      for (int row = S::kTokens; row < S::kWide; ++row) *word(row, k) = 0u;
+      leave_columns(k, gain, shift);
     }
     publish_shared();
+  }
+  __device__ __forceinline__ void leave_columns(int k, float2 gain, float2 shift) const {
+    const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
+    const float2 grown = unpack2(growth);
+    *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
+    leave_vector(0, k, shift);
+    leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
+#pragma unroll
+    for (int row = S::kTokens; row < S::kWide; ++row) *word(row, k) = 0u;
   }
   __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
     const uint32_t upper = pack2(v.x, v.y);
@@ -270,23 +282,47 @@ class FourBitProduct : FewRows<S, Op> {
     }
   }
 
+  // What conditions x, on its way while the kernel in front ends: four columns of a thread.
+  struct Condition {
+    float4 gain, shift;
+  };
+  __device__ __forceinline__ Condition load_condition() const {
+    static_assert(!S::kNorm || S::kDepth <= 4 * S::kThreads, "columns of one turn");
+    Condition c = {{1.0f, 1.0f, 1.0f, 1.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+    if (thread_ * 4 >= S::kDepth) return c;
+    const int at = split_ * S::kDepth + thread_ * 4;
+    if (in_.scale) c.gain = *reinterpret_cast<const float4*>(in_.scale + at);
+    if (in_.shift) c.shift = *reinterpret_cast<const float4*>(in_.shift + at);
+    return c;
+  }
+  __device__ __forceinline__ void leave_condition(const Condition& c) const {
+    if (thread_ * 4 >= S::kDepth) return;
+    leave_columns(thread_ * 4, {c.gain.x, c.gain.y}, {c.shift.x, c.shift.y});
+    leave_columns(thread_ * 4 + 2, {c.gain.z, c.gain.w}, {c.shift.z, c.shift.w});
+    publish_shared();
+  }
+
   // Loads the warpgroup's share of x, and leaves it, conditioned, in tiles. A thread takes the same eight
   // columns of a step in some of its rows; rows that there are not are zeros.
   __device__ __forceinline__ void take_tokens() {
     constexpr int kPieces = (S::kMaxTokens + 15) / 16;
     const int first = thread_ % 128 / 8, unit = thread_ % 8;
-    const bf16* from = in_.x + split_ * S::kDepth + group_ * 64 + unit * 8;
+    const bf16* from = in_.x + split_ * S::kDepth + unit * 8;
     uint4 x[S::kTurns][kPieces] = {};
+    const Condition condition = S::kNorm ? load_condition() : Condition{};
+    pdl_wait();
 #pragma unroll
     for (int turn = 0; turn < S::kTurns; ++turn) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int token = first + 16 * i;
-        load_fresh(x[turn][i], from + static_cast<size_t>(token) * in_.x_stride + turn * S::kGroups * 64,
+        load_fresh(x[turn][i], from + static_cast<size_t>(token) * in_.x_stride + step(turn) * 64,
                    token < in_.tokens);
       }
     }
     this->fetch();
+    if constexpr (S::kNorm) leave_condition(condition);
+    __syncthreads();  // the barriers and what conditions x
     uint4 growth[S::kNorm ? S::kTurns : 1];
     if constexpr (S::kNorm) {
 #pragma unroll
@@ -339,13 +375,64 @@ class FourBitProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void multiply() {
     float sums[S::kDeep][S::kWide / 2] = {};
-    if constexpr (S::kStraight) {
-      take_tokens();
-    } else {
-      this->fetch();
-      if constexpr (S::kNorm) condition();
-    }
     barrier_wait(shared_address(barrier(kScalesCame)), 0);
+    if constexpr (S::kMerged) {
+      multiply_runs(sums);
+    } else {
+      multiply_steps(sums);
+    }
+    __syncthreads();  // nobody reads what lies where the sums go
+    leave_partials(sums);
+  }
+
+  // The two steps of a run behind each other, whose sums are scaled once.
+  __device__ __forceinline__ void multiply_runs(float (&sums)[S::kDeep][S::kWide / 2]) const {
+    int stage = 0;
+    uint32_t phase = 0;
+#pragma unroll 1
+    for (int turn = 0; turn < S::kTurns; turn += 2) {
+      const int step = this->step(turn);
+      const float* scales = floats(S::kRunScales) + step / 2 * 64 + slab_ * 16 + row_ * 2;
+      float parts[S::kDeep][S::kWide / 2];
+      uint32_t w[2][2][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        barrier_wait(came(stage), phase);
+        const uint64_t x = wgmma_tile(shared_address(x_tile(step + half)));
+        uint4 words = load_words(stage, 0);
+        if (half > 0) wgmma_wait<1>();
+        widen(words.x, words.y, w[0]);
+#pragma unroll
+        for (int deep = 0; deep < S::kDeep; ++deep) {
+          multiply_two(parts[deep], w[0], x, 0, half > 0);
+          if (half + deep > 0) wgmma_wait<1>();
+          if (half > 0 && deep > 0) {
+            add_scaled(sums[deep - 1], parts[deep - 1], scales + (deep - 1) * S::kPieces * 64);
+          }
+          widen(words.z, words.w, w[1]);
+          multiply_two(parts[deep], w[1], x, 2, true);
+          if (deep + 1 < S::kDeep) {
+            words = load_words(stage, deep + 1);
+            wgmma_wait<1>();
+            widen(words.x, words.y, w[0]);
+          }
+        }
+        free_stage(turn + half, stage);
+        if (++stage == S::kStages) stage = 0, phase ^= 1;
+      }
+      wgmma_wait<0>();
+      constexpr int kLast = S::kDeep - 1;
+      add_scaled(sums[kLast], parts[kLast], scales + kLast * S::kPieces * 64);
+    }
+  }
+  // Once the warpgroup has read a stage's tiles: for those of a later turn.
+  __device__ __forceinline__ void free_stage(int turn, int stage) const {
+    if (turn + S::kStages >= S::kTurns) return;
+    wgmma_sync(1 + group_, 128);
+    if (thread_ % 128 == 0) fetch_tiles(turn + S::kStages, stage);
+  }
+
+  __device__ __forceinline__ void multiply_steps(float (&sums)[S::kDeep][S::kWide / 2]) const {
     int stage = 0;
     uint32_t phase = 0;
 #pragma unroll 1
@@ -362,13 +449,13 @@ class FourBitProduct : FewRows<S, Op> {
       // Operands are made, and sums scaled, while the products before or behind them run.
 #pragma unroll
       for (int deep = 0; deep < S::kDeep; ++deep) {
-        multiply_two(parts[deep % 2], w[0], x, 0);
+        multiply_two(parts[deep % 2], w[0], x, 0, false);
         if (deep > 0) {
           wgmma_wait<1>();
           add_scaled(sums[deep - 1], parts[(deep - 1) % 2], scales + (deep - 1) * S::kPieces * 64);
         }
         widen(words.z, words.w, w[1]);
-        multiply_two(parts[deep % 2], w[1], x, 2);
+        multiply_two(parts[deep % 2], w[1], x, 2, true);
         if (deep + 1 < S::kDeep) {
           words = load_words(stage, deep + 1);
           wgmma_wait<1>();
@@ -378,14 +465,9 @@ class FourBitProduct : FewRows<S, Op> {
       wgmma_wait<0>();
       constexpr int kLast = S::kDeep - 1;
       add_scaled(sums[kLast], parts[kLast % 2], scales + kLast * S::kPieces * 64);
-      if (turn + S::kStages < S::kTurns) {
-        wgmma_sync(1 + group_, 128);  // the warpgroup has read these tiles
-        if (thread_ % 128 == 0) fetch_tiles(turn + S::kStages, stage);
-      }
+      free_stage(turn, stage);
       if (++stage == S::kStages) stage = 0, phase ^= 1;
     }
-    __syncthreads();  // nobody reads what lies where the sums go
-    leave_partials(sums);
   }
 
   __device__ __forceinline__ uint4 load_words(int stage, int deep) const {
@@ -396,11 +478,12 @@ class FourBitProduct : FewRows<S, Op> {
     FourBits::widen(first, w[0]);
     FourBits::widen(second, w[1]);
   }
-  // Products of 16 columns, the first of a tile's sums where they are the first.
+  // Products of 16 columns, onto sums of those before with `keep`.
   __device__ __forceinline__ static void multiply_two(float (&sums)[S::kWide / 2],
-                                                      const uint32_t (&w)[2][4], uint64_t x, int first) {
+                                                      const uint32_t (&w)[2][4], uint64_t x, int first,
+                                                      bool keep) {
     wgmma_begin();
-    WgmmaRegisters<S::kWide>::run(sums, w[0], wgmma_step(x, first), first > 0);
+    WgmmaRegisters<S::kWide>::run(sums, w[0], wgmma_step(x, first), keep);
     WgmmaRegisters<S::kWide>::run(sums, w[1], wgmma_step(x, first + 1), 1);
     wgmma_commit();
   }
