@@ -45,7 +45,7 @@ struct FourBitTile {
 // kDeep tiles of 64 rows of W and kPieces runs of 128 columns a block, kSplit blocks in a cluster, kStages
 // tiles of each row in the ring of a warpgroup.
 template <int kMaxTokens_, int kDeep_, int kPieces_, int kSplit_, int kStages_, bool kNorm_,
-          bool kAsks_ = true, bool kLean_ = false, bool kStraight_ = false>
+          bool kAsks_ = true, bool kLean_ = false, bool kStraight_ = false, bool kByRows_ = false>
 struct FourBitShape {
   template <class Op>
   using Product = FourBitProduct<FourBitShape, Op>;
@@ -57,9 +57,13 @@ struct FourBitShape {
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kWide = (kTokens + 7) / 8 * 8;  // n of the products
-  static constexpr int kSteps = 2 * kPieces, kTurns = kSteps / kGroups;  // a turn is a warpgroup's step
+  // A warpgroup has some of the rows and all steps, or all rows and some steps; a turn is one of those.
+  static constexpr bool kByRows = kByRows_;
+  static constexpr int kGroupDeep = kByRows ? kDeep / kGroups : kDeep;
+  static constexpr int kSteps = 2 * kPieces, kShare = kSteps / kGroups, kTurns = kByRows ? kSteps : kShare;
   // A warpgroup takes a run's steps behind each other, where there are registers for sums of a run.
-  static constexpr bool kMerged = kStraight && kPieces % 2 == 0 && kDeep < 4;
+  static constexpr bool kMerged = kStraight && (kByRows || kPieces % 2 == 0) && kGroupDeep < 4;
+  static_assert(!kByRows || (kStraight && kDeep % kGroups == 0), "each has as many rows");
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
@@ -68,20 +72,21 @@ struct FourBitShape {
 
   // Shared memory. Partial sums take the place of x and the ring; their pitch keeps the tokens of a warp
   // apart in the banks.
-  static constexpr int kXBytes = kWide * 128, kTileBytes = 2048, kStageBytes = kDeep * kTileBytes;
+  static constexpr int kXBytes = kWide * 128, kTileBytes = 2048, kStageBytes = kGroupDeep * kTileBytes;
   static constexpr int kRing = kSteps * kXBytes;
   static constexpr int kRunScales = kRing + kGroups * kStages * kStageBytes;
   static constexpr int kFetched = kRunScales + kDeep * kPieces * 256;
-  static constexpr int kPitch = kRows + 4, kPartial = kTokens * kPitch * 4;
-  static constexpr int kPartials = 0, kPartRows = kRows, kParts = kGroups, kSquareParts = kGroups;
-  static constexpr int kSummed = kParts * kPartial;
+  static constexpr int kPartRows = 64 * kGroupDeep, kParts = kByRows ? 1 : kGroups;
+  static constexpr int kPitch = kPartRows + 4, kPartial = kTokens * kPitch * 4;
+  static constexpr int kPartials = 0, kSquareParts = kGroups;
+  static constexpr int kSummed = kGroups * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
   static constexpr int kSquares = kScale + (kNorm ? kDepth * 2 : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
   static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 8 : 0);
-  static constexpr int kSharedBytes = (kBarriers + (2 + kGroups * (kTurns + kStages)) * 8 + 15) / 16 * 16;
+  static constexpr int kSharedBytes = (kBarriers + (2 + kSteps + kGroups * kStages) * 8 + 15) / 16 * 16;
   static_assert(kReceived % 16 == 0 && kBarriers % 8 == 0, "aligned");
 };
 
@@ -134,8 +139,13 @@ class FourBitProduct : FewRows<S, Op> {
 
  private:
   __device__ __forceinline__ int step(int turn) const {
-    return S::kMerged ? group_ * S::kTurns + turn : turn * S::kGroups + group_;
+    return S::kByRows ? turn : S::kMerged ? group_ * S::kTurns + turn : turn * S::kGroups + group_;
   }
+  // Of x, a step that the warpgroup leaves in shared memory.
+  __device__ __forceinline__ int share_step(int turn) const {
+    return S::kByRows ? turn * S::kGroups + group_ : step(turn);
+  }
+  __device__ __forceinline__ int first_deep() const { return S::kByRows ? group_ * S::kGroupDeep : 0; }
   __device__ __forceinline__ uint32_t tokens_came(int step) const {
     return shared_address(barrier(kTokensCame + step));
   }
@@ -172,20 +182,20 @@ class FourBitProduct : FewRows<S, Op> {
 
   // A tile of W of a warpgroup's turn.
   __device__ __forceinline__ const FourBitTile* tile_address(int turn, int deep) const {
-    const size_t row = static_cast<size_t>(tile_) * S::kDeep + deep;
+    const size_t row = static_cast<size_t>(tile_) * S::kDeep + first_deep() + deep;
     return in_.weight + (row * (S::kInner / 64) + split_ * S::kSteps + step(turn)) * 128;
   }
   __device__ __forceinline__ void fetch_tiles(int turn, int stage) const {
     barrier_expect(came(stage), S::kStageBytes);
 #pragma unroll
-    for (int deep = 0; deep < S::kDeep; ++deep) {
+    for (int deep = 0; deep < S::kGroupDeep; ++deep) {
       copy_run(tiles(stage) + deep * S::kTileBytes, tile_address(turn, deep), S::kTileBytes,
                barrier(kTilesCame + group_ * S::kStages + stage));
     }
   }
   __device__ __forceinline__ void ask_for_tiles(int turn) const {
 #pragma unroll
-    for (int deep = 0; deep < S::kDeep; ++deep) prefetch_run(tile_address(turn, deep), S::kTileBytes);
+    for (int deep = 0; deep < S::kGroupDeep; ++deep) prefetch_run(tile_address(turn, deep), S::kTileBytes);
   }
 
   __device__ __forceinline__ void fetch_scales() const {
@@ -308,31 +318,31 @@ class FourBitProduct : FewRows<S, Op> {
     constexpr int kPieces = (S::kMaxTokens + 15) / 16;
     const int first = thread_ % 128 / 8, unit = thread_ % 8;
     const bf16* from = in_.x + split_ * S::kDepth + unit * 8;
-    uint4 x[S::kTurns][kPieces] = {};
+    uint4 x[S::kShare][kPieces] = {};
     const Condition condition = S::kNorm ? load_condition() : Condition{};
     pdl_wait();
 #pragma unroll
-    for (int turn = 0; turn < S::kTurns; ++turn) {
+    for (int turn = 0; turn < S::kShare; ++turn) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int token = first + 16 * i;
-        load_fresh(x[turn][i], from + static_cast<size_t>(token) * in_.x_stride + step(turn) * 64,
+        load_fresh(x[turn][i], from + static_cast<size_t>(token) * in_.x_stride + share_step(turn) * 64,
                    token < in_.tokens);
       }
     }
     this->fetch();
     if constexpr (S::kNorm) leave_condition(condition);
     __syncthreads();  // the barriers and what conditions x
-    uint4 growth[S::kNorm ? S::kTurns : 1];
+    uint4 growth[S::kNorm ? S::kShare : 1];
     if constexpr (S::kNorm) {
 #pragma unroll
-      for (int turn = 0; turn < S::kTurns; ++turn) {
-        growth[turn] = *reinterpret_cast<const uint4*>(shared_ + S::kScale + step(turn) * 128 + unit * 16);
+      for (int turn = 0; turn < S::kShare; ++turn) {
+        growth[turn] = *reinterpret_cast<const uint4*>(shared_ + S::kScale + share_step(turn) * 128 + unit * 16);
       }
     }
     float squares[2][kPieces] = {}, totals[2][kPieces] = {};
 #pragma unroll
-    for (int turn = 0; turn < S::kTurns; ++turn) {
+    for (int turn = 0; turn < S::kShare; ++turn) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int token = first + 16 * i;
@@ -341,7 +351,7 @@ class FourBitProduct : FewRows<S, Op> {
           add_moments(squares[turn % 2][i], totals[turn % 2][i], x[turn][i]);
           x[turn][i] = this->grow(x[turn][i], growth[turn]);
         }
-        *reinterpret_cast<uint4*>(x_tile(step(turn)) + token * 128 + (unit ^ (token & 7)) * 16) =
+        *reinterpret_cast<uint4*>(x_tile(share_step(turn)) + token * 128 + (unit ^ (token & 7)) * 16) =
             x[turn][i];
       }
     }
@@ -354,7 +364,11 @@ class FourBitProduct : FewRows<S, Op> {
       leave_moments(squares[0], totals[0]);
     }
     publish_shared();
-    wgmma_sync(1 + group_, 128);
+    if constexpr (S::kByRows) {
+      __syncthreads();
+    } else {
+      wgmma_sync(1 + group_, 128);
+    }
   }
 
   __device__ __forceinline__ static void add_moments(float& square, float& total, const uint4& x) {
@@ -374,7 +388,7 @@ class FourBitProduct : FewRows<S, Op> {
   }
 
   __device__ __forceinline__ void multiply() {
-    float sums[S::kDeep][S::kWide / 2] = {};
+    float sums[S::kGroupDeep][S::kWide / 2] = {};
     barrier_wait(shared_address(barrier(kScalesCame)), 0);
     if constexpr (S::kMerged) {
       multiply_runs(sums);
@@ -386,14 +400,15 @@ class FourBitProduct : FewRows<S, Op> {
   }
 
   // The two steps of a run behind each other, whose sums are scaled once.
-  __device__ __forceinline__ void multiply_runs(float (&sums)[S::kDeep][S::kWide / 2]) const {
+  __device__ __forceinline__ void multiply_runs(float (&sums)[S::kGroupDeep][S::kWide / 2]) const {
     int stage = 0;
     uint32_t phase = 0;
 #pragma unroll 1
     for (int turn = 0; turn < S::kTurns; turn += 2) {
       const int step = this->step(turn);
-      const float* scales = floats(S::kRunScales) + step / 2 * 64 + slab_ * 16 + row_ * 2;
-      float parts[S::kDeep][S::kWide / 2];
+      const float* scales =
+          floats(S::kRunScales) + (first_deep() * S::kPieces + step / 2) * 64 + slab_ * 16 + row_ * 2;
+      float parts[S::kGroupDeep][S::kWide / 2];
       uint32_t w[2][2][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -403,7 +418,7 @@ class FourBitProduct : FewRows<S, Op> {
         if (half > 0) wgmma_wait<1>();
         widen(words.x, words.y, w[0]);
 #pragma unroll
-        for (int deep = 0; deep < S::kDeep; ++deep) {
+        for (int deep = 0; deep < S::kGroupDeep; ++deep) {
           multiply_two(parts[deep], w[0], x, 0, half > 0);
           if (half + deep > 0) wgmma_wait<1>();
           if (half > 0 && deep > 0) {
@@ -411,7 +426,7 @@ class FourBitProduct : FewRows<S, Op> {
           }
           widen(words.z, words.w, w[1]);
           multiply_two(parts[deep], w[1], x, 2, true);
-          if (deep + 1 < S::kDeep) {
+          if (deep + 1 < S::kGroupDeep) {
             words = load_words(stage, deep + 1);
             wgmma_wait<1>();
             widen(words.x, words.y, w[0]);
@@ -421,7 +436,7 @@ class FourBitProduct : FewRows<S, Op> {
         if (++stage == S::kStages) stage = 0, phase ^= 1;
       }
       wgmma_wait<0>();
-      constexpr int kLast = S::kDeep - 1;
+      constexpr int kLast = S::kGroupDeep - 1;
       add_scaled(sums[kLast], parts[kLast], scales + kLast * S::kPieces * 64);
     }
   }
@@ -432,7 +447,7 @@ class FourBitProduct : FewRows<S, Op> {
     if (thread_ % 128 == 0) fetch_tiles(turn + S::kStages, stage);
   }
 
-  __device__ __forceinline__ void multiply_steps(float (&sums)[S::kDeep][S::kWide / 2]) const {
+  __device__ __forceinline__ void multiply_steps(float (&sums)[S::kGroupDeep][S::kWide / 2]) const {
     int stage = 0;
     uint32_t phase = 0;
 #pragma unroll 1
@@ -448,7 +463,7 @@ class FourBitProduct : FewRows<S, Op> {
       widen(words.x, words.y, w[0]);
       // Operands are made, and sums scaled, while the products before or behind them run.
 #pragma unroll
-      for (int deep = 0; deep < S::kDeep; ++deep) {
+      for (int deep = 0; deep < S::kGroupDeep; ++deep) {
         multiply_two(parts[deep % 2], w[0], x, 0, false);
         if (deep > 0) {
           wgmma_wait<1>();
@@ -456,14 +471,14 @@ class FourBitProduct : FewRows<S, Op> {
         }
         widen(words.z, words.w, w[1]);
         multiply_two(parts[deep % 2], w[1], x, 2, true);
-        if (deep + 1 < S::kDeep) {
+        if (deep + 1 < S::kGroupDeep) {
           words = load_words(stage, deep + 1);
           wgmma_wait<1>();
           widen(words.x, words.y, w[0]);
         }
       }
       wgmma_wait<0>();
-      constexpr int kLast = S::kDeep - 1;
+      constexpr int kLast = S::kGroupDeep - 1;
       add_scaled(sums[kLast], parts[kLast % 2], scales + kLast * S::kPieces * 64);
       free_stage(turn, stage);
       if (++stage == S::kStages) stage = 0, phase ^= 1;
@@ -501,11 +516,11 @@ class FourBitProduct : FewRows<S, Op> {
     }
   }
 
-  __device__ __forceinline__ void leave_partials(const float (&sums)[S::kDeep][S::kWide / 2]) const {
+  __device__ __forceinline__ void leave_partials(const float (&sums)[S::kGroupDeep][S::kWide / 2]) const {
     constexpr float k = FourBits::kFactor;
     float* target = floats(S::kPartials + group_ * S::kPartial) + slab_ * 16 + row_ * 2;
 #pragma unroll
-    for (int deep = 0; deep < S::kDeep; ++deep) {
+    for (int deep = 0; deep < S::kGroupDeep; ++deep) {
 #pragma unroll
       for (int i = 0; i < S::kWide / 4; ++i) {
         const int octet = i / 2, odd = i % 2, token = octet * 8 + part_ * 2 + odd;

@@ -95,6 +95,8 @@ using NormFour192Straight = FourBitShape<16, 3, 6, 4, 4, true, false, true, true
 static_assert(NormFour192Straight::kSharedBytes == 108656, "as the launcher has it");
 using NormFour256Straight = FourBitShape<16, 4, 6, 4, 3, true, false, true, true>;
 static_assert(NormFour256Straight::kSharedBytes == 115296, "as the launcher has it");
+using NormFour256ByRows = FourBitShape<16, 4, 6, 4, 6, true, false, true, true, true>;
+static_assert(NormFour256ByRows::kSharedBytes == 115344, "as the launcher has it");
 using Four128Lean = FourBitShape<16, 2, 3, 8, 3, false, false, true>;
 static_assert(Four128Lean::kSharedBytes == 46704, "as the launcher has it");
 using Four128Straight = FourBitShape<16, 2, 3, 8, 3, false, false, true, true>;
@@ -122,6 +124,7 @@ FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_192_16_lean_w4_sm90, NormFour192Le
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_128_16_straight_w4_sm90, NormFour128Straight, 2)
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_192_16_straight_w4_sm90, NormFour192Straight, 2)
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_256_16_straight_w4_sm90, NormFour256Straight, 2)
+FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_256_16_straight_rows_w4_sm90, NormFour256ByRows, 2)
 FLASHRT_FOUR_BIT(linear_k3072_128_16_lean_w4_sm90, Four128Lean, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_w4_sm90, Four128Straight, 2)
 FLASHRT_FOUR_BIT(linear_k14336_128_16_lean_w4_sm90, Four14336x128Lean, 2)

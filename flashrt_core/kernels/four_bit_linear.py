@@ -50,6 +50,7 @@ FOUR_BIT_OTHERS = (
     _other("layer_norm_linear", 3072, 128, 102032, 4, "straight"),
     _other("layer_norm_linear", 3072, 192, 108656, 4, "straight"),
     _other("layer_norm_linear", 3072, 256, 115296, 4, "straight"),
+    _other("layer_norm_linear", 3072, 256, 115344, 4, "straight_rows"),
     _other("linear", 3072, 128, 46704, 8, "lean"),
     _other("linear", 3072, 128, 46704, 8, "straight"),
     _other("linear", 14336, 128, 105776, 8, "lean"),
