@@ -21,7 +21,8 @@
 // shift and gain are the rows behind the tokens'.
 //
 // With kStraight no copy engine fetches x: its threads load it as soon as they may, all at once, and
-// leave it, conditioned, where the products read it. With kLean a block that starts late waits for nothing
+// leave it, conditioned, where the products read it, and the block asks for its share of a weight further
+// on once all of its own is on its way. With kLean a block that starts late waits for nothing
 // but its barriers (few_rows.cuh), and for those of its neighbours only when it pushes to them.
 #pragma once
 
@@ -122,6 +123,7 @@ class FourBitProduct : FewRows<S, Op> {
     if constexpr (S::kStraight) {
       this->prepare();
       take_tokens();
+      if constexpr (S::kStages == S::kTurns) ask_for_next();
     } else {
       if constexpr (S::kNorm) fetch_condition();
       this->prepare();
@@ -445,6 +447,11 @@ class FourBitProduct : FewRows<S, Op> {
     if (turn + S::kStages >= S::kTurns) return;
     wgmma_sync(1 + group_, 128);
     if (thread_ % 128 == 0) fetch_tiles(turn + S::kStages, stage);
+    if (S::kStraight && turn + S::kStages == S::kTurns - 1) ask_for_next();
+  }
+  // When nothing of the block's own weight is left to fetch: for the kernel's behind.
+  __device__ __forceinline__ void ask_for_next() const {
+    if (thread_ == 32 && in_.next) ask_share(in_.next, in_.next_bytes);
   }
 
   __device__ __forceinline__ void multiply_steps(float (&sums)[S::kGroupDeep][S::kWide / 2]) const {

@@ -37,14 +37,17 @@
             {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, gate, {}});    \
   }
 
-// x [A, K] bf16, rows x_stride elements apart and 16-byte aligned, instead of its map.
+// x [A, K] bf16, rows x_stride elements apart and 16-byte aligned, instead of its map; a weight further
+// on of so many bytes, which is asked for, or null.
 #define FLASHRT_FOUR_BIT_NORM_STRAIGHT(name, Shape, blocks)                                        \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const flashrt::FourBitTile* weight, const float* weight_scale,  \
            const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
-           int tokens, int x_stride, int y_stride, int activation, float eps) {                    \
+           int tokens, int x_stride, int y_stride, int activation, float eps, const void* next,    \
+           int bytes) {                                                                            \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
+        {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride, nullptr, next,      \
+         bytes},                                                                                   \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0, activation, {}, {}});\
   }
 
@@ -53,9 +56,10 @@
       name(const flashrt::bf16* x, const flashrt::FourBitTile* weight, const float* weight_scale,  \
            const flashrt::bf16* bias, const float* gate, const flashrt::bf16* residual,            \
            flashrt::bf16* y, int tokens, int x_stride, int y_stride, int residual_stride,          \
-           int activation) {                                                                       \
+           int activation, const void* next, int bytes) {                                          \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride},              \
+        {x, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, x_stride, nullptr,      \
+         next, bytes},                                                                             \
         flashrt::GatedLinearOut<flashrt::Shape>{                                                   \
             {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, gate, {}});    \
   }
@@ -101,6 +105,10 @@ using Four128Lean = FourBitShape<16, 2, 3, 8, 3, false, false, true>;
 static_assert(Four128Lean::kSharedBytes == 46704, "as the launcher has it");
 using Four128Straight = FourBitShape<16, 2, 3, 8, 3, false, false, true, true>;
 static_assert(Four128Straight::kSharedBytes == 46704, "as the launcher has it");
+using Four128ByRows = FourBitShape<16, 2, 3, 8, 6, false, false, true, true, true>;
+static_assert(Four128ByRows::kSharedBytes == 46752, "as the launcher has it");
+using NormFour128ByRows = FourBitShape<16, 2, 6, 4, 12, true, false, true, true, true>;
+static_assert(NormFour128ByRows::kSharedBytes == 102128, "as the launcher has it");
 using Four14336x128Lean = FourBitShape<16, 2, 14, 8, 4, false, false, true>;
 static_assert(Four14336x128Lean::kSharedBytes == 105776, "as the launcher has it");
 using Four14336x128Straight = FourBitShape<16, 2, 14, 8, 5, false, false, true, true>;
@@ -127,6 +135,8 @@ FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_256_16_straight_w4_sm90, 
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_256_16_straight_rows_w4_sm90, NormFour256ByRows, 2)
 FLASHRT_FOUR_BIT(linear_k3072_128_16_lean_w4_sm90, Four128Lean, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_w4_sm90, Four128Straight, 2)
+FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_rows_w4_sm90, Four128ByRows, 2)
+FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_128_16_straight_rows_w4_sm90, NormFour128ByRows, 2)
 FLASHRT_FOUR_BIT(linear_k14336_128_16_lean_w4_sm90, Four14336x128Lean, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k14336_128_16_straight_w4_sm90, Four14336x128Straight, 2)
 #endif

@@ -25,7 +25,9 @@ def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int
 
 def _other(op: str, depth: int, rows: int, shared: int, cluster: int, kind: str) -> SkinnyPlan:
     kernel, straight = f"{op}_k{depth}_{rows}_16_{kind}_w4_sm90", "straight" in kind
-    return SkinnyPlan(kernel, depth, 16, rows, shared, cluster=cluster, straight=straight)
+    asks = "bytes" if straight else ""
+    size = (depth, 16, rows, shared)
+    return SkinnyPlan(kernel, *size, cluster=cluster, straight=straight, asks=asks)
 
 
 # Best first: what was fastest on an H200 where it fits.
@@ -51,7 +53,9 @@ FOUR_BIT_OTHERS = (
     _other("layer_norm_linear", 3072, 192, 108656, 4, "straight"),
     _other("layer_norm_linear", 3072, 256, 115296, 4, "straight"),
     _other("layer_norm_linear", 3072, 256, 115344, 4, "straight_rows"),
+    _other("layer_norm_linear", 3072, 128, 102128, 4, "straight_rows"),
     _other("linear", 3072, 128, 46704, 8, "lean"),
+    _other("linear", 3072, 128, 46752, 8, "straight_rows"),
     _other("linear", 3072, 128, 46704, 8, "straight"),
     _other("linear", 14336, 128, 105776, 8, "lean"),
     _other("linear", 14336, 128, 113984, 8, "straight"),
@@ -123,6 +127,9 @@ def four_bit_linear(
     for start in range(0, tokens, each):
         run = slice(start, min(start + each, tokens))
         args = _arguments(plan, x[run], weight, weight_scale, out[run], ends, norm, run)
+        if plan.asks:
+            _, following = launcher.follow(plan, weight) or (plan, None)
+            args = (*args, following, 0 if following is None else following.numel())
         plan.launch(launcher, rows, args)
     return True
 
