@@ -23,10 +23,12 @@ def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int
     return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster)
 
 
-def _other(op: str, depth: int, rows: int, shared: int, cluster: int, kind: str) -> SkinnyPlan:
-    kernel, straight = f"{op}_k{depth}_{rows}_16_{kind}_w4_sm90", "straight" in kind
+def _other(
+    op: str, depth: int, rows: int, shared: int, cluster: int, kind: str, tokens: int = 16
+) -> SkinnyPlan:
+    kernel, straight = f"{op}_k{depth}_{rows}_{tokens}_{kind}_w4_sm90", "straight" in kind
     asks = "bytes" if straight else ""
-    size = (depth, 16, rows, shared)
+    size = (depth, tokens, rows, shared)
     return SkinnyPlan(kernel, *size, cluster=cluster, straight=straight, asks=asks)
 
 
@@ -57,6 +59,7 @@ FOUR_BIT_OTHERS = (
     _other("linear", 3072, 128, 46704, 8, "lean"),
     _other("linear", 3072, 128, 46752, 8, "straight_rows"),
     _other("linear", 3072, 128, 46704, 8, "straight"),
+    _other("linear", 3072, 128, 112224, 8, "straight_rows", tokens=80),
     _other("linear", 14336, 128, 105776, 8, "lean"),
     _other("linear", 14336, 128, 113984, 8, "straight"),
 )
@@ -117,7 +120,7 @@ def four_bit_linear(
         return False
     if residual is not None and residual.shape != out.shape:
         return False
-    most = max((plan.tokens for plan in plans), default=1)
+    most = max((plan.tokens for plan in plans if plan.depth == depth), default=1)
     count = blocks(tokens, most)
     plan = choose_plan(plans, launcher, blocks(tokens, count), rows, depth)
     if plan is None or count > (_MOST_RUNS if norm is None else 1):
