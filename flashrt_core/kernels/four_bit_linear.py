@@ -6,6 +6,7 @@ CUDA device. Source: csrc/ops/four_bit_linear.cu.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from .four_bits import in_tiles
 from .launch import Launcher, TensorMap, blocks, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan, choose_plan
+from .skinny import SkinnyPlan
 
 
 def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int) -> SkinnyPlan:
@@ -32,7 +33,8 @@ def _other(
     return SkinnyPlan(kernel, *size, cluster=cluster, straight=straight, asks=asks)
 
 
-# Best first: what was fastest on an H200 where it fits.
+#: Up to so many tokens the first plan that fits is the fastest on an H200.
+_MEASURED = 16
 FOUR_BIT_LINEAR = (
     _plan("linear", 3072, 128, 16, 46704, 8),
     _plan("linear", 3072, 64, 16, 54992, 4),
@@ -85,6 +87,27 @@ class Ends:
     residual: Tensor | None = None
 
 
+def four_bit_plan(
+    plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
+) -> SkinnyPlan | None:
+    """The first plan for so few tokens as were measured; for more the one whose blocks are largest
+    while no multiprocessor is without.
+
+    A larger block reads x for more rows of the weight. None where none takes this.
+    """
+    fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
+    least = min((plan.tokens for plan in fitting), default=0)
+    fitting = [plan for plan in fitting if plan.tokens == least]
+    if fitting and least <= _MEASURED:
+        return fitting[0]
+
+    def count(plan: SkinnyPlan) -> int:
+        return rows // plan.rows * plan.cluster
+
+    busy = [plan for plan in fitting if count(plan) >= launcher.multiprocessors]
+    return min(busy, key=count, default=max(fitting, key=count, default=None))
+
+
 def four_bit_linear(
     launcher: Launcher,
     op: str,
@@ -122,7 +145,7 @@ def four_bit_linear(
         return False
     most = max((plan.tokens for plan in plans if plan.depth == depth), default=1)
     count = blocks(tokens, most)
-    plan = choose_plan(plans, launcher, blocks(tokens, count), rows, depth)
+    plan = four_bit_plan(plans, launcher, blocks(tokens, count), rows, depth)
     if plan is None or count > (_MOST_RUNS if norm is None else 1):
         return False
     require_bf16(op, x=x, bias=ends.bias, out=out, residual=residual)
