@@ -107,6 +107,8 @@ using Four128Straight = FourBitShape<16, 2, 3, 8, 3, false, false, true, true>;
 static_assert(Four128Straight::kSharedBytes == 46704, "as the launcher has it");
 using Four128ByRows = FourBitShape<16, 2, 3, 8, 6, false, false, true, true, true>;
 static_assert(Four128ByRows::kSharedBytes == 46752, "as the launcher has it");
+using Four128By4ByRows = FourBitShape<16, 2, 6, 4, 12, false, false, true, true, true>;
+static_assert(Four128By4ByRows::kSharedBytes == 85296, "as the launcher has it");
 using NormFour128ByRows = FourBitShape<16, 2, 6, 4, 12, true, false, true, true, true>;
 static_assert(NormFour128ByRows::kSharedBytes == 102128, "as the launcher has it");
 using Four128x80 = FourBitShape<80, 2, 3, 8, 2, false, false, true, true, true>;
@@ -115,6 +117,9 @@ using Four14336x128Lean = FourBitShape<16, 2, 14, 8, 4, false, false, true>;
 static_assert(Four14336x128Lean::kSharedBytes == 105776, "as the launcher has it");
 using Four14336x128Straight = FourBitShape<16, 2, 14, 8, 5, false, false, true, true>;
 static_assert(Four14336x128Straight::kSharedBytes == 113984, "as the launcher has it");
+
+using Four14336x128ByRows = FourBitShape<16, 2, 14, 8, 10, false, false, true, true, true>;
+static_assert(Four14336x128ByRows::kSharedBytes == 114064, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -139,7 +144,9 @@ FLASHRT_FOUR_BIT(linear_k3072_128_16_lean_w4_sm90, Four128Lean, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_w4_sm90, Four128Straight, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_rows_w4_sm90, Four128ByRows, 2)
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_128_16_straight_rows_w4_sm90, NormFour128ByRows, 2)
+FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_straight_rows_by_4_w4_sm90, Four128By4ByRows, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_80_straight_rows_w4_sm90, Four128x80, 2)
 FLASHRT_FOUR_BIT(linear_k14336_128_16_lean_w4_sm90, Four14336x128Lean, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k14336_128_16_straight_w4_sm90, Four14336x128Straight, 2)
+FLASHRT_FOUR_BIT_STRAIGHT(linear_k14336_128_16_straight_rows_w4_sm90, Four14336x128ByRows, 2)
 #endif

@@ -64,6 +64,8 @@ FOUR_BIT_OTHERS = (
     _other("linear", 3072, 128, 112224, 8, "straight_rows", tokens=80),
     _other("linear", 14336, 128, 105776, 8, "lean"),
     _other("linear", 14336, 128, 113984, 8, "straight"),
+    _other("linear", 14336, 128, 114064, 8, "straight_rows"),
+    _other("linear", 3072, 128, 85296, 4, "straight_rows_by_4"),
 )
 #: Times that a weight may be read, the first time from memory, then from a cache that holds it:
 #: beyond, expanding it once is faster.
