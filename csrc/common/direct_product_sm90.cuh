@@ -19,6 +19,13 @@ namespace flashrt {
 template <class S, class Op>
 class DirectProduct;
 
+// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
+__device__ __forceinline__ void ask_share(const void* next, int bytes) {
+  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
+  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
+  if (size > 0) prefetch_run(static_cast<const unsigned char*>(next) + first, size);
+}
+
 // The weight of a kernel further on, asked for into L2 behind pdl_wait() by as many blocks as it will
 // have: tiles of `rows` by 64 columns, `steps` of them a block, `split` blocks side by side. rows 0: none.
 struct Ahead {

@@ -51,16 +51,7 @@ struct FewRowsInput {
   float eps;
   int tokens, x_stride;
   const CUtensorMap* rows = nullptr;  // of x, instead of `x` where the copy engine fetches it
-  const void* next = nullptr;  // a weight further on, of so many bytes, to be asked for; or null
-  int next_bytes = 0;
 };
-
-// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
-__device__ __forceinline__ void ask_share(const void* next, int bytes) {
-  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
-  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
-  if (size > 0) prefetch_run(static_cast<const unsigned char*>(next) + first, size);
-}
 
 // What an op gives whose items are four rows of W that follow each other, in order.
 template <class S>

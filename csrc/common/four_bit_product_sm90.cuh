@@ -20,10 +20,10 @@
 // With kNorm x is conditioned where it lies (few_rows.cuh), sums and squares of it are made on the way;
 // shift and gain are the rows behind the tokens'.
 //
-// With kStraight no copy engine fetches x: its threads load it as soon as they may, all at once, and
-// leave it, conditioned, where the products read it, and the block asks for its share of a weight further
-// on once all of its own is on its way. With kLean a block that starts late waits for nothing
-// but its barriers (few_rows.cuh), and for those of its neighbours only when it pushes to them.
+// With kStraight no copy engine fetches x: threads load it as soon as they may, all at once and what
+// conditions it before, and leave it, conditioned, where the products read it. So a block waits for memory
+// once, and asks for no more of its weight than it has places for: a kernel of few microseconds has no time
+// for it twice. For its neighbours it waits only when it pushes to them (few_rows.cuh, kLean).
 #pragma once
 
 #include <cstdint>
@@ -46,15 +46,14 @@ struct FourBitTile {
 // kDeep tiles of 64 rows of W and kPieces runs of 128 columns a block, kSplit blocks in a cluster, kStages
 // tiles of each row in the ring of a warpgroup.
 template <int kMaxTokens_, int kDeep_, int kPieces_, int kSplit_, int kStages_, bool kNorm_,
-          bool kAsks_ = true, bool kLean_ = false, bool kStraight_ = false, bool kByRows_ = false>
+          bool kStraight_ = false, bool kByRows_ = false>
 struct FourBitShape {
   template <class Op>
   using Product = FourBitProduct<FourBitShape, Op>;
   using Weight = FourBitTile;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
-  static constexpr bool kLean = kLean_, kStraight = kStraight_;
+  static constexpr bool kStraight = kStraight_, kLean = kStraight;
   static constexpr int kDeep = kDeep_, kPieces = kPieces_, kSplit = kSplit_, kStages = kStages_;
-  static constexpr bool kAsks = kAsks_;  // for tiles in the second-level cache
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
   static constexpr int kWide = (kTokens + 7) / 8 * 8;  // n of the products
@@ -114,7 +113,7 @@ class FourBitProduct : FewRows<S, Op> {
     if (thread_ % 128 == 0) begin();
     __syncwarp();
     if constexpr (S::kSplit > 1) {
-      if constexpr (S::kLean) {
+      if constexpr (S::kStraight) {
         cluster_arrive_relaxed();
       } else {
         cluster_arrive();
@@ -123,19 +122,18 @@ class FourBitProduct : FewRows<S, Op> {
     if constexpr (S::kStraight) {
       this->prepare();
       take_tokens();
-      if constexpr (S::kStages == S::kTurns) ask_for_next();
     } else {
       if constexpr (S::kNorm) fetch_condition();
       this->prepare();
       __syncthreads();  // the barriers and what conditions x
-      if constexpr (S::kSplit > 1 && !S::kLean) cluster_wait();
+      if constexpr (S::kSplit > 1) cluster_wait();
       pdl_wait();
       if (thread_ % 128 == 0) fetch_tokens();
       this->fetch();
       if constexpr (S::kNorm) condition();
     }
     multiply();
-    if constexpr (S::kSplit > 1 && S::kLean) cluster_wait();
+    if constexpr (S::kSplit > 1 && S::kStraight) cluster_wait();
     this->collect();
   }
 
@@ -176,7 +174,7 @@ class FourBitProduct : FewRows<S, Op> {
 #pragma unroll 1
     for (int stage = 0; stage < S::kStages; ++stage) fetch_tiles(stage, stage);
     if (thread_ == 0) fetch_scales();
-    if constexpr (S::kAsks) {
+    if constexpr (!S::kStraight) {
 #pragma unroll 1
       for (int turn = S::kStages; turn < S::kTurns; ++turn) ask_for_tiles(turn);
     }
@@ -339,7 +337,8 @@ class FourBitProduct : FewRows<S, Op> {
     if constexpr (S::kNorm) {
 #pragma unroll
       for (int turn = 0; turn < S::kShare; ++turn) {
-        growth[turn] = *reinterpret_cast<const uint4*>(shared_ + S::kScale + share_step(turn) * 128 + unit * 16);
+        const int at = share_step(turn) * 128 + unit * 16;
+        growth[turn] = *reinterpret_cast<const uint4*>(shared_ + S::kScale + at);
       }
     }
     float squares[2][kPieces] = {}, totals[2][kPieces] = {};
@@ -447,11 +446,6 @@ class FourBitProduct : FewRows<S, Op> {
     if (turn + S::kStages >= S::kTurns) return;
     wgmma_sync(1 + group_, 128);
     if (thread_ % 128 == 0) fetch_tiles(turn + S::kStages, stage);
-    if (S::kStraight && turn + S::kStages == S::kTurns - 1) ask_for_next();
-  }
-  // When nothing of the block's own weight is left to fetch: for the kernel's behind.
-  __device__ __forceinline__ void ask_for_next() const {
-    if (thread_ == 32 && in_.next) ask_share(in_.next, in_.next_bytes);
   }
 
   __device__ __forceinline__ void multiply_steps(float (&sums)[S::kGroupDeep][S::kWide / 2]) const {

@@ -20,56 +20,29 @@ from .skinny import SkinnyPlan
 
 
 def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int) -> SkinnyPlan:
-    kernel = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90"
-    return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster)
+    kernel, straight = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90", tokens in (16, 80)
+    return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster, straight=straight)
 
 
-def _other(
-    op: str, depth: int, rows: int, shared: int, cluster: int, kind: str, tokens: int = 16
-) -> SkinnyPlan:
-    kernel, straight = f"{op}_k{depth}_{rows}_{tokens}_{kind}_w4_sm90", "straight" in kind
-    asks = "bytes" if straight else ""
-    size = (depth, tokens, rows, shared)
-    return SkinnyPlan(kernel, *size, cluster=cluster, straight=straight, asks=asks)
-
-
-#: Up to so many tokens the first plan that fits is the fastest on an H200.
-_MEASURED = 16
 FOUR_BIT_LINEAR = (
-    _plan("linear", 3072, 128, 16, 46704, 8),
-    _plan("linear", 3072, 64, 16, 54992, 4),
-    _plan("linear", 14336, 128, 16, 105776, 8),
+    _plan("linear", 3072, 128, 16, 85296, 4),
+    _plan("linear", 14336, 128, 16, 113984, 8),
     _plan("linear", 3072, 128, 40, 109728, 4),
     _plan("linear", 3072, 64, 40, 98000, 4),
     _plan("linear", 14336, 192, 40, 221984, 8),
+    _plan("linear", 3072, 128, 80, 112224, 8),
 )
 FOUR_BIT_NORM = (
+    _plan("layer_norm_linear", 3072, 128, 16, 102032, 4),
     _plan("layer_norm_linear", 3072, 192, 16, 108656, 4),
     _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
-    _plan("layer_norm_linear", 3072, 64, 16, 70800, 4),
     _plan("layer_norm_linear", 3072, 128, 32, 110944, 4),
     _plan("layer_norm_linear", 3072, 64, 32, 100240, 4),
 )
-#: Built as well, to be measured against those.
-FOUR_BIT_OTHERS = (
-    _other("layer_norm_linear", 3072, 192, 108656, 4, "lean"),
-    _other("layer_norm_linear", 3072, 128, 102032, 4, "straight"),
-    _other("layer_norm_linear", 3072, 192, 108656, 4, "straight"),
-    _other("layer_norm_linear", 3072, 256, 115296, 4, "straight"),
-    _other("layer_norm_linear", 3072, 256, 115344, 4, "straight_rows"),
-    _other("layer_norm_linear", 3072, 128, 102128, 4, "straight_rows"),
-    _other("linear", 3072, 128, 46704, 8, "lean"),
-    _other("linear", 3072, 128, 46752, 8, "straight_rows"),
-    _other("linear", 3072, 128, 46704, 8, "straight"),
-    _other("linear", 3072, 128, 112224, 8, "straight_rows", tokens=80),
-    _other("linear", 14336, 128, 105776, 8, "lean"),
-    _other("linear", 14336, 128, 113984, 8, "straight"),
-    _other("linear", 14336, 128, 114064, 8, "straight_rows"),
-    _other("linear", 3072, 128, 85296, 4, "straight_rows_by_4"),
-)
-#: Times that a weight may be read, the first time from memory, then from a cache that holds it:
-#: beyond, expanding it once is faster.
-_MOST_RUNS = 4
+#: Blocks that a multiprocessor has room for.
+_AT_ONCE = 2
+#: Rows beyond which a weight would be read so often that expanding it once is faster.
+_MOST_ROWS = 160
 
 
 @dataclass(frozen=True)
@@ -92,22 +65,21 @@ class Ends:
 def four_bit_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
 ) -> SkinnyPlan | None:
-    """The first plan for so few tokens as were measured; for more the one whose blocks are largest
-    while no multiprocessor is without.
+    """Of the plans for the fewest tokens, the one of most blocks that all run at once.
 
-    A larger block reads x for more rows of the weight. None where none takes this.
+    More blocks share the weight more evenly; a second turn of them costs more than that. None where
+    none takes this.
     """
     fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
     least = min((plan.tokens for plan in fitting), default=0)
     fitting = [plan for plan in fitting if plan.tokens == least]
-    if fitting and least <= _MEASURED:
-        return fitting[0]
 
     def count(plan: SkinnyPlan) -> int:
         return rows // plan.rows * plan.cluster
 
-    busy = [plan for plan in fitting if count(plan) >= launcher.multiprocessors]
-    return min(busy, key=count, default=max(fitting, key=count, default=None))
+    room = _AT_ONCE * launcher.multiprocessors
+    at_once = [plan for plan in fitting if count(plan) <= room]
+    return max(at_once, key=count, default=min(fitting, key=count, default=None))
 
 
 def four_bit_linear(
@@ -148,16 +120,13 @@ def four_bit_linear(
     most = max((plan.tokens for plan in plans if plan.depth == depth), default=1)
     count = blocks(tokens, most)
     plan = four_bit_plan(plans, launcher, blocks(tokens, count), rows, depth)
-    if plan is None or count > (_MOST_RUNS if norm is None else 1):
+    if plan is None or (tokens > _MOST_ROWS if norm is None else count > 1):
         return False
     require_bf16(op, x=x, bias=ends.bias, out=out, residual=residual)
     each = blocks(tokens, count)
     for start in range(0, tokens, each):
         run = slice(start, min(start + each, tokens))
         args = _arguments(plan, x[run], weight, weight_scale, out[run], ends, norm, run)
-        if plan.asks:
-            _, following = launcher.follow(plan, weight) or (plan, None)
-            args = (*args, following, 0 if following is None else following.numel())
         plan.launch(launcher, rows, args)
     return True
 

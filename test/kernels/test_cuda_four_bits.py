@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashrt_core.gemm import linear, linear_ref
 from flashrt_core.kernels import four_bit_linear
-from flashrt_core.kernels.four_bit_linear import FOUR_BIT_LINEAR, FOUR_BIT_NORM, FOUR_BIT_OTHERS
+from flashrt_core.kernels.four_bit_linear import FOUR_BIT_LINEAR, FOUR_BIT_NORM
 from flashrt_core.kernels.four_bits import four_bit_values, in_tiles, quantise_runs
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from flashrt_core.kernels.linear_gated_residual import (
@@ -29,9 +29,6 @@ from test.gpu import EMULATED, error, run, runs_kernels, synchronize
 from .test_cuda_ops import CHAINED, F32, ROUNDED, empty, expected, twice
 
 pytestmark = runs_kernels
-
-NORMS = [*FOUR_BIT_NORM, *(plan for plan in FOUR_BIT_OTHERS if "norm" in plan.kernel)]
-PLAIN = [*FOUR_BIT_LINEAR, *(plan for plan in FOUR_BIT_OTHERS if "norm" not in plan.kernel)]
 
 #: Rows of a pass: one, LIBERO's, one more, two runs and three.
 ROWS = [1, 16, 17, 64, 80]
@@ -57,7 +54,7 @@ def rows_of(plan: SkinnyPlan) -> list[int]:
 @pytest.mark.parametrize("gained", [True, False])
 @pytest.mark.parametrize(
     ("plan", "rows"),
-    [(plan, rows) for plan in NORMS for rows in rows_of(plan)],
+    [(plan, rows) for plan in FOUR_BIT_NORM for rows in rows_of(plan)],
     ids=lambda value: getattr(value, "kernel", value),
 )
 def test_norm_in_front(
@@ -97,7 +94,7 @@ def test_norm_in_front_of_more_rows(device: Any, draw: Any, rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "rows"),
-    [(plan, rows) for plan in PLAIN for rows in rows_of(plan)],
+    [(plan, rows) for plan in FOUR_BIT_LINEAR for rows in rows_of(plan)],
     ids=lambda value: getattr(value, "kernel", value),
 )
 def test_into_the_stream(

@@ -24,7 +24,7 @@ def test_a_block_of_the_actions_is_ten_kernels() -> None:
         "qkv_row_norm_rope_kv_bf16",
         "attention_heads_d128_biased_bf16_cluster",
         "linear_k3072_128_16_w4_sm90",
-        "layer_norm_linear_k3072_192_16_w4_sm90",
+        "layer_norm_linear_k3072_128_16_w4_sm90",
         "rms_norm_bf16",
         "attention_heads_d128_biased_bf16",
         "linear_k3072_128_16_w4_sm90",
