@@ -20,26 +20,29 @@ from .skinny import SkinnyPlan
 
 
 def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int) -> SkinnyPlan:
-    kernel = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90"
-    return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster)
+    kernel, mapped = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90", tokens in (32, 40)
+    return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster, mapped=mapped)
 
 
 FOUR_BIT_LINEAR = (
-    _plan("linear", 3072, 64, 16, 54992, 4),
+    _plan("linear", 3072, 128, 16, 85296, 4),
+    _plan("linear", 14336, 128, 16, 113984, 8),
     _plan("linear", 3072, 128, 40, 109728, 4),
     _plan("linear", 3072, 64, 40, 98000, 4),
-    _plan("linear", 14336, 128, 16, 105776, 8),
     _plan("linear", 14336, 192, 40, 221984, 8),
+    _plan("linear", 3072, 128, 80, 112224, 8),
 )
 FOUR_BIT_NORM = (
+    _plan("layer_norm_linear", 3072, 128, 16, 102032, 4),
+    _plan("layer_norm_linear", 3072, 192, 16, 108656, 4),
     _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
-    _plan("layer_norm_linear", 3072, 64, 16, 70800, 4),
     _plan("layer_norm_linear", 3072, 128, 32, 110944, 4),
     _plan("layer_norm_linear", 3072, 64, 32, 100240, 4),
 )
-#: Times that a weight may be read, the first time from memory, then from a cache that holds it:
-#: beyond, expanding it once is faster.
-_MOST_RUNS = 4
+#: Blocks that a multiprocessor has room for.
+_AT_ONCE = 2
+#: Rows beyond which a weight would be read so often that expanding it once is faster.
+_MOST_ROWS = 160
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ class Ends:
 def four_bit_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
 ) -> SkinnyPlan | None:
-    """The plan for so many tokens whose blocks are largest while no multiprocessor is without.
+    """Of the plans for the fewest tokens, the one of most blocks that all run at once.
 
-    A larger block reads x for more rows of the weight. None where none takes this.
+    More blocks share the weight more evenly; a second turn of them costs more than that. None where
+    none takes this.
     """
     fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
     least = min((plan.tokens for plan in fitting), default=0)
@@ -73,8 +77,9 @@ def four_bit_plan(
     def count(plan: SkinnyPlan) -> int:
         return rows // plan.rows * plan.cluster
 
-    busy = [plan for plan in fitting if count(plan) >= launcher.multiprocessors]
-    return min(busy, key=count, default=max(fitting, key=count, default=None))
+    room = _AT_ONCE * launcher.multiprocessors
+    at_once = [plan for plan in fitting if count(plan) <= room]
+    return max(at_once, key=count, default=min(fitting, key=count, default=None))
 
 
 def four_bit_linear(
@@ -112,10 +117,10 @@ def four_bit_linear(
         return False
     if residual is not None and residual.shape != out.shape:
         return False
-    most = max((plan.tokens for plan in plans), default=1)
+    most = max((plan.tokens for plan in plans if plan.depth == depth), default=1)
     count = blocks(tokens, most)
     plan = four_bit_plan(plans, launcher, blocks(tokens, count), rows, depth)
-    if plan is None or count > (_MOST_RUNS if norm is None else 1):
+    if plan is None or (tokens > _MOST_ROWS if norm is None else count > 1):
         return False
     require_bf16(op, x=x, bias=ends.bias, out=out, residual=residual)
     each = blocks(tokens, count)
@@ -138,13 +143,17 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """As the source declares them."""
     rows, depth = x.shape
-    tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), plan.tokens, 64)
+    tokens: Tensor | TensorMap = x
+    counts: tuple[int, ...] = (rows, x.stride(0))
+    if plan.mapped:
+        tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), plan.tokens, 64)
+        counts = (rows,)
     kind = list(ACTIVATIONS).index(ends.activation)
     if norm is not None:
         gain, shift, eps = norm
-        sizes = (rows, out.stride(0), kind, eps)
+        sizes = (*counts, out.stride(0), kind, eps)
         return (tokens, weight, weight_scale, gain, shift, ends.bias, out, *sizes)
     residual = None if ends.residual is None else ends.residual[run]
     strides = (out.stride(0), 0 if residual is None else residual.stride(0))
     found = (tokens, weight, weight_scale, ends.bias, ends.gate, residual, out)
-    return (*found, rows, *strides, kind)
+    return (*found, *counts, *strides, kind)

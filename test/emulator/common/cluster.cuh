@@ -9,6 +9,7 @@ namespace flashrt {
 
 inline uint32_t cluster_rank() { return emulator::current->block->rank; }
 inline void cluster_arrive() { emulator::cluster_arrive(); }
+inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
 inline void cluster_wait() { emulator::cluster_wait(); }
 
 inline void expect_bytes(uint64_t* barrier, uint32_t bytes) {
