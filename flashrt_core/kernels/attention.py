@@ -29,6 +29,7 @@ def attention_ref(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    fresh: Tensor | None = None,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -179,6 +180,7 @@ def attention_launch(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    fresh: Tensor | None = None,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -212,7 +214,8 @@ def attention_launch(
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
-        biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
+        given_rows = (q, k, v, out, out_scale, key_bias)
+        biased_attention_launch(launcher, *given_rows, segments, scale, kept, fresh)
         return
     if dim in HEADS_SHARED and alike:
         kernel, shared_bytes = heads_kernel(launcher.forms, dim, into, sizes[1])
@@ -306,6 +309,7 @@ def _check(
     prefix_rows: int,
     causal: bool,
     key_bias: Tensor | None,
+    fresh: Tensor | None,
     out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
@@ -338,6 +342,8 @@ def _check(
         )
     if key_bias is not None:
         check.tensor("key_bias", key_bias, ("N",), F32)
+    if fresh is not None:
+        check.tensor("fresh", fresh, ("F",), I32)
     for name, value in (("q", q), ("k", k), ("v", v)):
         check.apart("out", out, name, value)
 
@@ -355,6 +361,7 @@ def attention(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    fresh: Tensor | None = None,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -375,6 +382,8 @@ def attention(
         kept: k, v and prefix_length are what an earlier stage left, and an op of this stage that
             holds the ones behind it back (``action_in``) is in front, so that a device may read
             them before the ops between have come to their end.
+        fresh: [F] int32, with ``kept``: rows of k and v that are not, as an op of this stage writes
+            them. The list itself is kept, and so is ``key_bias``.
         key_bias: [N] float32, added to the scores of each key, read when the op runs: the logarithm
             of how often a key counts, -inf for one that is not read. At least one of a run is.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
@@ -382,7 +391,7 @@ def attention(
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, fresh, out_scale)
     order = {name: True for name, is_so in (("causal", causal), ("kept", kept)) if is_so}
     lane.issue(
         ATTENTION,
@@ -395,5 +404,5 @@ def attention(
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
         **order,
-        **given(key_bias=key_bias, out_scale=out_scale),
+        **given(fresh=fresh, key_bias=key_bias, out_scale=out_scale),
     )

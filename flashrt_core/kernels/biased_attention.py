@@ -14,6 +14,8 @@ from .skinny import LARGE_CLUSTERS
 #: in front of the biases of the one for Hopper, which has 4 bytes a key and as many a block of 64.
 _BIASED_SHARED, _SPLIT_SHARED, _BIASED_SM90_SHARED = 70_144, 113_552, 147_600
 _MOST_SHARED = 232_448
+#: Keys that the form of the latter for few of them takes, and what is in front of its biases.
+_SHORT_KEYS, _SHORT_SHARED = 128, 82_000
 #: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
 _SPLIT, _MANY_KEYS = 8, 256
 
@@ -28,6 +30,8 @@ def biased_attention_launch(
     key_bias: Tensor,
     segments: int,
     scale: float,
+    kept: bool = False,
+    fresh: Tensor | None = None,
 ) -> None:
     """As ``attention`` with a ``key_bias``, for heads of 128 numbers.
 
@@ -39,29 +43,39 @@ def biased_attention_launch(
     rows, keys = rows // segments, keys // segments
     tiles = heads * segments * blocks(rows, 16)
     padded = blocks(keys, 64) * 64
-    shared = _BIASED_SM90_SHARED + padded * 4 + padded // 64 * 4
-    long = keys >= _MANY_KEYS
+    forms = launcher.forms.kernels
+    long, short = keys >= _MANY_KEYS, f"attention_biased_d128_{into}_sm90" in forms
+    short = short and keys <= _SHORT_KEYS and kept and fresh is None
+    shared = (_SHORT_SHARED if short else _BIASED_SM90_SHARED) + padded * 4 + padded // 64 * 4
     fits = heads == kv_heads and shared <= _MOST_SHARED
-    if launcher.architecture == 90 and long and fits and rows > 32:
+    if launcher.architecture == 90 and (long or short) and fits and rows > 32:
         maps = tuple(
             TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
             for each in (q, k, v)
         )
         args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
         grid = (blocks(rows, 64), heads, segments)
-        pairs = grid[0] % 2 == 0
+        pairs = grid[0] % 2 == 0 and not short
         kernel = f"attention_biased_d128_{'shared_' if pairs else ''}{into}_sm90"
         pair = 2 if pairs else None
+        if short or (pairs and kernel in forms):
+            kernel = forms[kernel]
+            args = args if short else (*args, k, v, k.stride(0), v.stride(0))
         launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=pair)
         return
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     sizes = (rows, keys, heads // kv_heads, *strides, scale)
-    every = (q, k, v, out, out_scale, key_bias, *sizes)
+    tensors = (q, k, v, out, out_scale, key_bias)
+    every = (*tensors, *sizes)
     kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
     able = launcher.architecture // 10 in LARGE_CLUSTERS
     if able and long and tiles <= launcher.multiprocessors:
         grid = (_SPLIT * tall, heads, segments)
         split = f"{kernel}_cluster"
+        if split in forms and (fresh is not None or "early" not in forms[split]):
+            split, every = forms[split], (*tensors, fresh, 0 if fresh is None else len(fresh), *sizes)
         launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)
         return
+    if kernel in forms and kept and fresh is None:
+        kernel = forms[kernel]
     launcher.launch(kernel, (tall, heads, segments), 128, every, shared_bytes=_BIASED_SHARED)

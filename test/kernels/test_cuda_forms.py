@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -34,12 +35,13 @@ from flashrt_core.kernels.quantised import quantise_rows
 from test.gpu import PLACE, error, run, runs_kernels
 
 from .signatures import declared
-from .test_cuda_ops import CHAINED, F32, empty, expected, twice
+from .test_cuda_ops import CHAINED, F32, PROBABILITIES, empty, expected, twice
 
 pytestmark = runs_kernels
 
 _HEAD = ("early", "early, pairs", "direct", "direct, pairs", "direct, deep")
 _HEAD_I8 = ("i8 asking", "i8 direct", "i8 direct, pairs")
+_HISTORY = ("rows", "early", "early rows", "early alone")
 _EXPERT = ("lean", "warm", "by two", "wide")
 #: Kernels that were launched.
 _LAUNCHED: set[str] = set()
@@ -216,6 +218,43 @@ def test_queries_of_the_expert(device: Any, draw: Any, prefix: int) -> None:
         noted(run(device, lambda lane: attention(lane, q, k, v, out, **mask)))
     attention_ref(q.float(), k.float(), v.float(), want, **mask)
     assert error(out, want) < CHAINED
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "keys", "runs"),
+    [
+        *((f"history {kind}", *size) for kind in _HISTORY for size in ((16, 600, 1), (9, 259, 2))),
+        ("video asking", 128, 1100, 2),
+        ("video asking", 100, 259, 1),
+        *(("prompt early", *size) for size in ((16, 64, 1), (9, 40, 2), (128, 64, 2), (40, 65, 1))),
+    ],
+)
+@pytest.mark.parametrize("hidden", [0.0, 0.6])
+def test_keys_of_an_earlier_stage(
+    device: Any, draw: Any, form: str, rows: int, keys: int, runs: int, hidden: float
+) -> None:
+    q, heads = draw(runs * rows, 2, 128), 2
+    k, v = (draw(runs * keys, heads, 128) for _ in range(2))
+    bias = draw(runs * keys, dtype=F32)
+    bias[torch.rand(len(bias), device=PLACE) < hidden] = -inf
+    bias[keys // 2 :: keys] = 6.0
+    none = bias == -inf
+    k[none], v[none] = nan, inf
+    prompt = form.startswith("prompt")
+    some = torch.randperm(keys, device=PLACE)[:rows].to(torch.int32)
+    fresh = None if prompt else torch.cat([some + run * keys for run in range(runs)])
+    out, want = empty(runs * rows, heads * 128), expected((runs * rows, heads * 128))
+    options: dict[str, Any] = {"scale": 128**-0.5, "segments": runs, "key_bias": bias}
+    with formed(device, form):
+
+        def body(lane: Any) -> None:
+            attention(lane, q, k, v, out, kept=True, fresh=fresh, **options)
+
+        twice(device, out, body)
+        noted(run(device, body))
+    wide = [each.float().nan_to_num(0.0, 0.0, 0.0) for each in (q, k, v)]
+    attention_ref(*wide, want, **options)
+    assert error(out, want) < PROBABILITIES
 
 
 def test_products_ask_ahead(device: Any, draw: Any) -> None:

@@ -145,7 +145,8 @@ class Net:
         pool, keys = self._buffers["pool"][block], self._prompts * self._capacity
         found = (pool[0].flatten(0, 1)[:keys], pool[1].flatten(0, 1)[:keys])
         mixed = dense(self._buffers, group, "out", block)
-        self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed)
+        fresh = self._buffers["net_rows"][: self._prompts * self._tokens[stream]]
+        self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed, fresh)
         for part, norm in parts:
             self._gated("out", block, group, part, norm[GATE])
 
@@ -163,8 +164,18 @@ class Net:
         bias = b["net.text_out_bias"][block]
         linear(self._lane, out.source[:rows], out.weight, bias, x, residual=x, **out.scales)
 
-    def _attend(self, stream: str, keys: Tensor, values: Tensor, bias: Tensor, into: Dense) -> None:
-        """Each prompt's rows over its own keys; to the input of a product."""
+    def _attend(
+        self,
+        stream: str,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor,
+        into: Dense,
+        fresh: Tensor | None = None,
+    ) -> None:
+        """Each prompt's rows over its own keys, of which this pass writes ``fresh``; to the input of
+        a product.
+        """
         net, rows = self._config.net, self._prompts * self._tokens[stream]
         each = (-1, net.heads, net.head_dim)
         attention(
@@ -175,6 +186,8 @@ class Net:
             into.source[:rows],
             scale=net.head_dim**-0.5,
             segments=self._prompts,
+            kept=True,
+            fresh=fresh,
             key_bias=bias,
             out_scale=into.x_scale,
         )
