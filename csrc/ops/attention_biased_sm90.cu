@@ -15,6 +15,8 @@
 // (action_in does).
 // needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of shared memory a key
 // bound: 4 M H N d flop, or the bytes of k and v.   source of the online softmax: arXiv 2205.14135
+#pragma once  // attention_biased_split_sm90.cu makes another form of it
+
 #include "../common/pdl.cuh"
 #include "../common/warpgroup_attention_sm90.cuh"
 

@@ -16,6 +16,8 @@ _BIASED_SHARED, _SPLIT_SHARED, _BIASED_SM90_SHARED = 70_144, 113_552, 147_600
 _MOST_SHARED = 232_448
 #: Keys that the form of the latter for few of them takes, and what is in front of its biases.
 _SHORT_KEYS, _SHORT_SHARED = 128, 82_000
+#: The latter in front of the biases of the form that splits keys over two blocks of 128 rows.
+_HALVES_SHARED = 199_696
 #: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
 _SPLIT, _MANY_KEYS = 8, 256
 
@@ -61,6 +63,8 @@ def biased_attention_launch(
         if short or (pairs and kernel in forms):
             kernel = forms[kernel]
             args = args if short else (*args, k, v, k.stride(0), v.stride(0))
+        if "_split_" in kernel:
+            shared += _HALVES_SHARED - _BIASED_SM90_SHARED
         launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=pair)
         return
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
@@ -73,7 +77,8 @@ def biased_attention_launch(
         grid = (_SPLIT * tall, heads, segments)
         split = f"{kernel}_cluster"
         if split in forms and (fresh is not None or "early" not in forms[split]):
-            split, every = forms[split], (*tensors, fresh, 0 if fresh is None else len(fresh), *sizes)
+            split, count = forms[split], 0 if fresh is None else len(fresh)
+            every = (*tensors, fresh, count, *sizes)
         launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)
         return
     if kernel in forms and kept and fresh is None:

@@ -176,15 +176,21 @@ _LEAN_QUERIES = {
     for keys in (640, 1024)
 }
 
-# The net of LingBot-VA: keys and values of the history that few or many rows see, and of the prompt.
+# The net of LingBot-VA: keys of the history that few or many rows see, and of the prompt.
 _HISTORY = "attention_heads_d128_biased_bf16_cluster"
 _PROMPT = {
     "attention_heads_d128_biased_bf16": "attention_heads_d128_biased_early_bf16_hopper",
     "attention_biased_d128_bf16_sm90": "attention_biased_d128_early_bf16_sm90",
 }
 _VIDEO = {
-    "attention_biased_d128_shared_bf16_sm90": "attention_biased_d128_shared_asking_bf16_sm90",
+    name: {"attention_biased_d128_shared_bf16_sm90": f"attention_biased_d128_{entry}"}
+    for name, entry in (
+        ("video asking", "shared_asking_bf16_sm90"),
+        ("video split", "split_bf16_hopper"),
+        ("video split asking", "split_asking_bf16_hopper"),
+    )
 }
+_ROW_NORMS = {"qkv_row_norm_rope_kv_bf16": "qkv_row_norm_rope_kv_early_bf16"}
 
 
 def _history(kind: str) -> dict[str, str]:
@@ -223,7 +229,8 @@ _CHOICES = (
     Forms("history early rows", kernels=_history("early_rows")),
     Forms("history early alone", kernels=_history("early_alone")),
     Forms("prompt early", kernels=_PROMPT),
-    Forms("video asking", kernels=_VIDEO),
+    *(Forms(name, kernels=kernels) for name, kernels in _VIDEO.items()),
+    Forms("norms early", kernels=_ROW_NORMS),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

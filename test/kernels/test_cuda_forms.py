@@ -31,11 +31,12 @@ from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual,
     linear_gated_residual_ref,
 )
+from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.quantised import quantise_rows
 from test.gpu import PLACE, error, run, runs_kernels
 
 from .signatures import declared
-from .test_cuda_ops import CHAINED, F32, PROBABILITIES, empty, expected, twice
+from .test_cuda_ops import CHAINED, F32, PROBABILITIES, ROUNDED, empty, expected, twice
 
 pytestmark = runs_kernels
 
@@ -224,8 +225,11 @@ def test_queries_of_the_expert(device: Any, draw: Any, prefix: int) -> None:
     ("form", "rows", "keys", "runs"),
     [
         *((f"history {kind}", *size) for kind in _HISTORY for size in ((16, 600, 1), (9, 259, 2))),
-        ("video asking", 128, 1100, 2),
-        ("video asking", 100, 259, 1),
+        *(
+            (f"video {kind}", *size)
+            for kind in ("asking", "split", "split asking")
+            for size in ((128, 1100, 2), (100, 259, 1))
+        ),
         *(("prompt early", *size) for size in ((16, 64, 1), (9, 40, 2), (128, 64, 2), (40, 65, 1))),
     ],
 )
@@ -255,6 +259,26 @@ def test_keys_of_an_earlier_stage(
     wide = [each.float().nan_to_num(0.0, 0.0, 0.0) for each in (q, k, v)]
     attention_ref(*wide, want, **options)
     assert error(out, want) < PROBABILITIES
+
+
+@pytest.mark.parametrize("heads", [24, 8])
+def test_rows_of_an_earlier_stage(device: Any, draw: Any, heads: int) -> None:
+    rows, dim, pool = 5, 128, 9
+    width = heads * dim
+    qkv, rope = draw(rows, 3 * width), draw(rows, dim, dtype=F32)
+    places = torch.randperm(pool, device=PLACE)[:rows].to(torch.int32)
+    norms = {f"{name}_norm": draw(width, dtype=F32) for name in "qk"}
+    options: dict[str, Any] = {"head_dim": dim, "rows": places, "eps": 1e-6, **norms}
+    q, caches = empty(rows, width), [draw(pool, width) for _ in range(2)]
+    want, wanted = expected((rows, width)), [cache.float() for cache in caches]
+    with formed(device, "norms early"):
+        noted(
+            run(device, lambda lane: qkv_rope_kv(lane, qkv, rope, q, *caches, **options, kept=True))
+        )
+    qkv_rope_kv_ref(qkv.float(), rope, want, *wanted, **options)
+    assert error(q, want) < ROUNDED
+    for cache, right in zip(caches, wanted, strict=True):
+        assert error(cache, right) < ROUNDED
 
 
 def test_products_ask_ahead(device: Any, draw: Any) -> None:

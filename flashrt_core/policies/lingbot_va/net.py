@@ -137,6 +137,7 @@ class Net:
             k_norm=b["net.k_norm"][block],
             eps=config.eps,
             rows=b["net_rows"][:rows],
+            kept=True,
         )
 
     def _attend_history(
@@ -173,8 +174,9 @@ class Net:
         into: Dense,
         fresh: Tensor | None = None,
     ) -> None:
-        """Each prompt's rows over its own keys, of which this pass writes ``fresh``; to the input of
-        a product.
+        """Each prompt's rows over its own keys; to the input of a product.
+
+        ``fresh``: the keys that this pass writes.
         """
         net, rows = self._config.net, self._prompts * self._tokens[stream]
         each = (-1, net.heads, net.head_dim)
