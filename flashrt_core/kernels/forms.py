@@ -231,6 +231,7 @@ _CHOICES = (
     Forms("prompt early", kernels=_PROMPT),
     *(Forms(name, kernels=kernels) for name, kernels in _VIDEO.items()),
     Forms("norms early", kernels=_ROW_NORMS),
+    Forms("conv wide", kernels={"conv_frames_bf16": "conv_frames_bf16_wide_sm90"}),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})

@@ -21,6 +21,7 @@ from flashrt_core.kernels.ada_rms_norm_qkv_rope_kv import (
     ada_rms_norm_qkv_rope_kv_ref,
 )
 from flashrt_core.kernels.attention import attention, attention_ref
+from flashrt_core.kernels.conv_frames import conv_frames, conv_frames_ref
 from flashrt_core.kernels.forms import FORMS, Forms, find_forms
 from flashrt_core.kernels.layer_norm_attention import (
     layer_norm_attention,
@@ -279,6 +280,43 @@ def test_rows_of_an_earlier_stage(device: Any, draw: Any, heads: int) -> None:
     assert error(q, want) < ROUNDED
     for cache, right in zip(caches, wanted, strict=True):
         assert error(cache, right) < ROUNDED
+
+
+@pytest.mark.parametrize(
+    ("videos", "frames", "past", "side", "channels", "out_channels", "kernel", "strides"),
+    [
+        (2, 4, 2, 8, 160, 160, (3, 3), (1, 1)),
+        (2, 4, 0, 8, 32, 32, (1, 3), (1, 2)),
+        (2, 4, 1, 4, 32, 24, (3, 1), (2, 1)),
+        (1, 2, 2, 6, 8, 176, (3, 3), (1, 1)),
+    ],
+)
+def test_frames_are_convolved(
+    device: Any,
+    draw: Any,
+    videos: int,
+    frames: int,
+    past: int,
+    side: int,
+    channels: int,
+    out_channels: int,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+) -> None:
+    kt, k = kernel
+    x = draw(videos, frames, side, side + 2, channels)
+    before = draw(videos, past, side, side + 2, channels) if past else None
+    weight = draw(out_channels, kt, k, k, channels, scale=(kt * k * k * channels) ** -0.5)
+    bias, made = draw(out_channels, dtype=F32), (frames + past - kt) // strides[0] + 1
+    sizes = (videos, made, side // strides[1], (side + 2) // strides[1], out_channels)
+    out, want = draw(*sizes), expected(sizes)
+    wide_past = None if before is None else before.float()
+    wide_x = (x.float(), wide_past, weight.float(), bias, want)
+    conv_frames_ref(*wide_x, strides=strides, residual=out.float())
+    args = (x, before, weight, bias, out)
+    with formed(device, "conv wide"):
+        noted(run(device, lambda lane: conv_frames(lane, *args, strides=strides, residual=out)))
+    assert error(out, want) < ROUNDED
 
 
 def test_products_ask_ahead(device: Any, draw: Any) -> None:
