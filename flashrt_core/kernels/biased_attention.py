@@ -5,6 +5,8 @@ Sources: csrc/ops/attention_biased_sm90.cu, csrc/ops/attention_heads.cu.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .launch import Launcher, TensorMap, blocks, output_suffix
@@ -70,7 +72,7 @@ def biased_attention_launch(
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     sizes = (rows, keys, heads // kv_heads, *strides, scale)
     tensors = (q, k, v, out, out_scale, key_bias)
-    every = (*tensors, *sizes)
+    every: tuple[Any, ...] = (*tensors, *sizes)
     kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
     able = launcher.architecture // 10 in LARGE_CLUSTERS
     if able and long and tiles <= launcher.multiprocessors:

@@ -191,6 +191,7 @@ _VIDEO = {
     )
 }
 _ROW_NORMS = {"qkv_row_norm_rope_kv_bf16": "qkv_row_norm_rope_kv_early_bf16"}
+_JOINED = {"gated_residual_biased_bf16": "gated_residual_norm_bf16"}
 
 
 def _history(kind: str) -> dict[str, str]:
@@ -231,6 +232,7 @@ _CHOICES = (
     Forms("prompt early", kernels=_PROMPT),
     *(Forms(name, kernels=kernels) for name, kernels in _VIDEO.items()),
     Forms("norms early", kernels=_ROW_NORMS),
+    Forms("norms joined", kernels=_JOINED),
     Forms("conv wide", kernels={"conv_frames_bf16": "conv_frames_bf16_wide_sm90"}),
 )
 #: By name.

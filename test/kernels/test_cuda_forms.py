@@ -282,6 +282,23 @@ def test_rows_of_an_earlier_stage(device: Any, draw: Any, heads: int) -> None:
         assert error(cache, right) < ROUNDED
 
 
+@pytest.mark.parametrize("form", ["", "norms joined"])
+def test_additions_and_their_norm(device: Any, draw: Any, form: str) -> None:
+    rows, width, depth = 70, 1032, 64
+    x, weight, bias = draw(rows, depth), draw(width, depth, scale=depth**-0.5), draw(width)
+    gate, gain, shift = (draw(width, dtype=F32) for _ in range(3))
+    out, normal = draw(rows, width), empty(rows, width)
+    want, wanted = out.float(), expected((rows, width))
+    ends: dict[str, Any] = {"norm_weight": gain, "norm_bias": shift, "eps": 1e-6}
+    args = (x, weight, gate)
+    with formed(device, form):
+        some = {"bias": bias, "normal": normal, **ends}
+        noted(run(device, lambda lane: linear_gated_residual(lane, *args, out, **some)))
+    wide = [each.float() for each in args]
+    linear_gated_residual_ref(*wide, want, bias=bias.float(), normal=wanted, **ends)
+    assert error(out, want) < CHAINED and error(normal, wanted) < CHAINED
+
+
 @pytest.mark.parametrize(
     ("videos", "frames", "past", "side", "channels", "out_channels", "kernel", "strides"),
     [
@@ -347,7 +364,7 @@ def test_kernels_of_all_forms_are_tried() -> None:
 
 
 def _is_trial(name: str) -> bool:
-    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_wide_sm90", "_hopper")
+    parts = ("_early_", "_direct_", "_deep_", "_asking_", "_wide_sm90", "_hopper", "_residual_norm_")
     return any(part in name for part in parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -103,7 +104,8 @@ class Net:
             if block < whole:
                 self._attend_history(stream, block, group, each)
                 self._attend_text(stream, block, group)
-                self._feed_forward(block, group, each)
+                following = [rows[block + 1 : block + 2] for _, rows in parts]
+                self._feed_forward(block, group, each, following)
 
     def _parts(self, stream: str, step: int, known: int) -> list[tuple[slice, int]]:
         """Runs of rows, and the rows of the step table that they take."""
@@ -122,7 +124,8 @@ class Net:
         """q|k|v of all rows; keys and values to their rows of the pool."""
         b, config = self._buffers, self._config
         for part, norm in parts:
-            self._product_of("qkv", block, group, part, (norm[GAIN], norm[SHIFT]), b["net_qkv"])
+            gains = None if block and group != "step" else (norm[GAIN], norm[SHIFT])
+            self._product_of("qkv", block, group, part, gains, b["net_qkv"])
         rows = self._prompts * self._tokens[stream]
         keys, values = (b["pool"][block, index].flatten(0, 1) for index in range(2))
         qkv_rope_kv(
@@ -148,14 +151,16 @@ class Net:
         mixed = dense(self._buffers, group, "out", block)
         fresh = self._buffers["net_rows"][: self._prompts * self._tokens[stream]]
         self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed, fresh)
+        text = [self._buffers[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias")]
+        then = dense(self._buffers, group, "text_q", block)
         for part, norm in parts:
-            self._gated("out", block, group, part, norm[GATE])
+            self._gated("out", block, group, part, norm[GATE], then, (text[0], text[1]))
 
     def _attend_text(self, stream: str, block: int, group: str) -> None:
         b, rows = self._buffers, self._prompts * self._tokens[stream]
         gain, shift = (b[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias"))
-        every = slice(0, rows)
-        self._product_of("text_q", block, group, every, (gain, shift), b["net_q"])
+        every, gains = slice(0, rows), None if group != "step" else (gain, shift)
+        self._product_of("text_q", block, group, every, gains, b["net_q"])
         q, gain = b["net_q"][:rows], b["net.text_q_norm"][block]
         rms_norm(self._lane, q, gain, q, eps=self._config.eps)
         keys = self._prompts * self._keys
@@ -194,13 +199,25 @@ class Net:
             out_scale=into.x_scale,
         )
 
-    def _feed_forward(self, block: int, group: str, parts: list[tuple[slice, Tensor]]) -> None:
+    def _feed_forward(
+        self,
+        block: int,
+        group: str,
+        parts: list[tuple[slice, Tensor]],
+        following: list[Tensor],
+    ) -> None:
+        """``following``: of each part the next block's rows of the step table, if there is one."""
         second = dense(self._buffers, group, "fc2", block)
-        for part, norm in parts:
+        for (part, norm), rows in zip(parts, following, strict=True):
             gain, shift = norm[3 + GAIN], norm[3 + SHIFT]
             into = (second.source, second.x_scale)
             self._product_of("fc1", block, group, part, (gain, shift), *into)
-            self._gated("fc2", block, group, part, norm[3 + GATE])
+            gate = norm[3 + GATE]
+            if not len(rows):
+                self._gated("fc2", block, group, part, gate)
+                continue
+            then = dense(self._buffers, group, "qkv", block + 1)
+            self._gated("fc2", block, group, part, gate, then, (rows[0, GAIN], rows[0, SHIFT]))
 
     def _product_of(
         self,
@@ -208,14 +225,16 @@ class Net:
         block: int,
         group: str,
         part: slice,
-        norm: tuple[Tensor, Tensor],
+        norm: tuple[Tensor, Tensor] | None,
         out: Tensor,
         out_scale: Tensor | None = None,
     ) -> None:
-        """out = act(norm(x) W^T + b) of some rows; where they are few, as one op."""
+        """out = act(norm(x) W^T + b) of some rows; where they are few, as one op. Without ``norm``
+        the rows lie normalised where the product reads them.
+        """
         b, site = self._buffers, dense(self._buffers, group, name, block)
         x, eps, bias = b["net_x"][part], self._config.eps, b[f"net.{name}_bias"][block]
-        if group == "step":
+        if group == "step" and norm is not None:
             layer_norm_linear(
                 self._lane,
                 x,
@@ -230,7 +249,8 @@ class Net:
             )
             return
         normal = site.source[part]
-        layer_norm(self._lane, x, *norm, normal, eps=eps, out_scale=site.x_scale)
+        if norm is not None:
+            layer_norm(self._lane, x, *norm, normal, eps=eps, out_scale=site.x_scale)
         linear(
             self._lane,
             normal,
@@ -242,11 +262,29 @@ class Net:
             **site.scales,
         )
 
-    def _gated(self, name: str, block: int, group: str, part: slice, gate: Tensor) -> None:
-        """x += gate * (what a branch ends in)."""
+    def _gated(
+        self,
+        name: str,
+        block: int,
+        group: str,
+        part: slice,
+        gate: Tensor,
+        then: Dense | None = None,
+        norm: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """x += gate * (what a branch ends in); and its norm, for the product that follows, unless
+        that has it in front.
+        """
         b, site = self._buffers, dense(self._buffers, group, name, block)
-        bias = b[f"net.{name}_bias"][block]
-        x = b["net_x"][part]
-        linear_gated_residual(
-            self._lane, site.source[part], site.weight, gate, x, bias=bias, **site.scales
-        )
+        bias, x = b[f"net.{name}_bias"][block], b["net_x"][part]
+        args = (self._lane, site.source[part], site.weight, gate, x)
+        if then is None or norm is None or group == "step":
+            linear_gated_residual(*args, bias=bias, **site.scales)
+            return
+        normal, eps = then.source[part], self._config.eps
+        after: dict[str, Any] = {}
+        if then.x_scale is None:
+            after = {"normal": normal, "norm_weight": norm[0], "norm_bias": norm[1], "eps": eps}
+        linear_gated_residual(*args, bias=bias, **site.scales, **after)
+        if not after:
+            layer_norm(self._lane, x, *norm, normal, eps=eps, out_scale=then.x_scale)
