@@ -9,8 +9,8 @@
 // another one in a cluster, which has 64 rows more of the same run; biases of its run, times log2(e), lie in
 // shared memory.
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
-// _shared_asking: asks for whole rows of keys and values in the second-level cache, ahead of their use, every
-// block for its share. _early: for at most 128 keys; these, their values and biases are an earlier stage's,
+// _shared_ahead: asks for whole rows of keys and values in the second-level cache, ahead of their use, every
+// block for its share. _kept: for at most 128 keys; these, their values and biases are an earlier stage's,
 // so they are read before pdl_wait(), which is safe behind a kernel that waits before it triggers
 // (action_in does).
 // needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of shared memory a key
@@ -223,8 +223,8 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
         q, k, v, key_bias, out, out_scale, rows, keys, out_stride, scale);                         \
   }
 
-FLASHRT_BIASED_ASKING_SM90(attention_biased_d128_shared_asking_bf16_sm90, Shared, flashrt::bf16)
-FLASHRT_BIASED_EARLY_SM90(attention_biased_d128_early_bf16_sm90, Short, flashrt::bf16)
+FLASHRT_BIASED_ASKING_SM90(attention_biased_d128_shared_ahead_bf16_sm90, Shared, flashrt::bf16)
+FLASHRT_BIASED_EARLY_SM90(attention_biased_d128_kept_bf16_sm90, Short, flashrt::bf16)
 FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, Alone, flashrt::bf16)
 FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, Alone, flashrt::e4m3)
 FLASHRT_BIASED_SM90(attention_biased_d128_shared_bf16_sm90, Shared, flashrt::bf16)

@@ -2,7 +2,7 @@
 // The two blocks of a cluster have the same rows and take blocks of 64 keys in turn; in each, both math
 // warpgroups have 64 rows of their own and see all of its keys. In the end a block finishes the rows of one
 // warpgroup: the other one's sums go to its neighbour.
-// _asking: asks for whole rows of keys and values in the second-level cache, ahead of their use
+// _ahead: asks for whole rows of keys and values in the second-level cache, ahead of their use
 // needs d = 128; grid (2 ceil(rows_run / 128), H, runs), cluster 2, 384 threads
 // bound: 4 M H N d flop, or the bytes of k and v
 #include "attention_biased_sm90.cu"
@@ -184,6 +184,6 @@ __device__ __forceinline__ void run_split(const CUtensorMap& q, const CUtensorMa
                                            {k_rows, v_rows, k_stride, v_stride});                  \
   }
 
-FLASHRT_BIASED_SPLIT_SM90(attention_biased_d128_split_bf16_hopper, false, flashrt::bf16)
-FLASHRT_BIASED_SPLIT_SM90(attention_biased_d128_split_asking_bf16_hopper, true, flashrt::bf16)
+FLASHRT_BIASED_SPLIT_SM90(attention_biased_d128_split_bf16_sm90, false, flashrt::bf16)
+FLASHRT_BIASED_SPLIT_SM90(attention_biased_d128_split_ahead_bf16_sm90, true, flashrt::bf16)
 #endif

@@ -1,7 +1,7 @@
 // attention_history: as attention_heads_d128_biased_*_cluster (attention_heads.cu), in other orders of what
 // comes before the kernels in front have come to their end
-// *_rows_hopper: asks for whole rows of keys and values in the second-level cache, every block for its share
-// *_early_hopper: keys, values, biases and `fresh` are an earlier stage's but for the rows that fresh [count]
+// *_rows_cluster: asks for whole rows of keys and values in the second-level cache, every block for its share
+// *_kept_*cluster: keys, values, biases and `fresh` are an earlier stage's but for the rows that fresh [count]
 // int32 names, which an op in front writes; so they are read before pdl_wait(). This is safe behind a
 // kernel that waits before it triggers (action_in does).
 // grid (8 ceil(rows_run / 16), H, runs), cluster 8, 128 threads
@@ -71,7 +71,7 @@ __device__ __forceinline__ void attend_prompt(const Args& args, Out* out, const 
         out, out_scale, out_stride);                                                               \
   }
 
-FLASHRT_PROMPT(attention_heads_d128_biased_early_bf16_hopper, Biased128, flashrt::bf16)
+FLASHRT_PROMPT(attention_heads_d128_biased_kept_bf16, Biased128, flashrt::bf16)
 
 #define FLASHRT_HISTORY(name, Shape, kAsk, Out)                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                \
@@ -85,8 +85,8 @@ FLASHRT_PROMPT(attention_heads_d128_biased_early_bf16_hopper, Biased128, flashrt
         out, out_scale, out_stride, fresh, count);                                                 \
   }
 
-FLASHRT_HISTORY(attention_history_d128_bf16_rows_hopper, Split128, 2, flashrt::bf16)
-FLASHRT_HISTORY(attention_history_d128_bf16_early_hopper, Split128Early, 1, flashrt::bf16)
-FLASHRT_HISTORY(attention_history_d128_bf16_early_rows_hopper, Split128Early, 2, flashrt::bf16)
-FLASHRT_HISTORY(attention_history_d128_bf16_early_alone_hopper, Split128Early, 0, flashrt::bf16)
+FLASHRT_HISTORY(attention_history_d128_bf16_rows_cluster, Split128, 2, flashrt::bf16)
+FLASHRT_HISTORY(attention_history_d128_bf16_kept_cluster, Split128Early, 1, flashrt::bf16)
+FLASHRT_HISTORY(attention_history_d128_bf16_kept_rows_cluster, Split128Early, 2, flashrt::bf16)
+FLASHRT_HISTORY(attention_history_d128_bf16_kept_alone_cluster, Split128Early, 0, flashrt::bf16)
 #endif

@@ -1,4 +1,4 @@
-// conv_frames_*_wide_sm90: as conv_frames (conv_frames.cu), by warpgroups (wgmma, sm_90a)
+// conv_frames_*_sm90: as conv_frames (conv_frames.cu), by warpgroups (wgmma, sm_90a)
 // needs C % 8 == 0, O % 8 == 0; grid (ceil(M / 128), ceil(O / 160), splits), 256 threads
 // bound: 2 M O K flop
 //
@@ -172,5 +172,5 @@ __device__ __forceinline__ void convolve_wide(const Args& args, const float* bia
         bias, residual, out, sums);                                                                \
   }
 
-FLASHRT_CONV_FRAMES_WIDE(conv_frames_bf16_wide_sm90, flashrt::bf16)
+FLASHRT_CONV_FRAMES_WIDE(conv_frames_bf16_sm90, flashrt::bf16)
 #endif

@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 // meeting of the block: gains are there, q and k are whole warps.
 // needs Hq d % 512 == 0, (Hq + Hkv) d <= 8192; (Hq + Hkv) d / 16 threads
 extern "C" __global__ void __launch_bounds__(512)
-    qkv_row_norm_rope_kv_early_bf16(const bf16* qkv, const float* rope, const float* q_norm,
+    qkv_row_norm_rope_kv_kept_bf16(const bf16* qkv, const float* rope, const float* q_norm,
                                     const float* k_norm, const int* rows, bf16* q, bf16* k, bf16* v,
                                     int q_heads, int kv_heads, int head_dim, int qkv_stride,
                                     int rope_stride, int q_stride, int k_stride, int v_stride,

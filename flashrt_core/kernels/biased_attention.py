@@ -78,7 +78,7 @@ def biased_attention_launch(
     if able and long and tiles <= launcher.multiprocessors:
         grid = (_SPLIT * tall, heads, segments)
         split = f"{kernel}_cluster"
-        if split in forms and (fresh is not None or "early" not in forms[split]):
+        if split in forms and (fresh is not None or "kept" not in forms[split]):
             split, count = forms[split], 0 if fresh is None else len(fresh)
             every = (*tensors, fresh, count, *sizes)
         launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)

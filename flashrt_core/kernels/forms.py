@@ -176,28 +176,6 @@ _LEAN_QUERIES = {
     for keys in (640, 1024)
 }
 
-# The net of LingBot-VA: keys of the history that few or many rows see, and of the prompt.
-_HISTORY = "attention_heads_d128_biased_bf16_cluster"
-_PROMPT = {
-    "attention_heads_d128_biased_bf16": "attention_heads_d128_biased_early_bf16_hopper",
-    "attention_biased_d128_bf16_sm90": "attention_biased_d128_early_bf16_sm90",
-}
-_VIDEO = {
-    name: {"attention_biased_d128_shared_bf16_sm90": f"attention_biased_d128_{entry}"}
-    for name, entry in (
-        ("video asking", "shared_asking_bf16_sm90"),
-        ("video split", "split_bf16_hopper"),
-        ("video split asking", "split_asking_bf16_hopper"),
-    )
-}
-_ROW_NORMS = {"qkv_row_norm_rope_kv_bf16": "qkv_row_norm_rope_kv_early_bf16"}
-_JOINED = {"gated_residual_biased_bf16": "gated_residual_norm_bf16"}
-
-
-def _history(kind: str) -> dict[str, str]:
-    return {_HISTORY: f"attention_history_d128_bf16_{kind}_hopper"}
-
-
 _DEFAULT = Forms()
 _CHOICES = (
     _DEFAULT,
@@ -224,16 +202,6 @@ _CHOICES = (
     Forms("down by two", _by_two("k4096"), _LEAN_QUERIES),
     Forms("wide", _wide("qkv", "geglu", "k2048", "k4096"), _LEAN_QUERIES),
     Forms("wide, qkv, geglu", _wide("qkv", "geglu"), _LEAN_QUERIES),
-    # The net of LingBot-VA.
-    Forms("history rows", kernels=_history("rows")),
-    Forms("history early", kernels=_history("early")),
-    Forms("history early rows", kernels=_history("early_rows")),
-    Forms("history early alone", kernels=_history("early_alone")),
-    Forms("prompt early", kernels=_PROMPT),
-    *(Forms(name, kernels=kernels) for name, kernels in _VIDEO.items()),
-    Forms("norms early", kernels=_ROW_NORMS),
-    Forms("norms joined", kernels=_JOINED),
-    Forms("conv wide", kernels={"conv_frames_bf16": "conv_frames_bf16_wide_sm90"}),
 )
 #: By name.
 FORMS: Mapping[str, Forms] = MappingProxyType({forms.name: forms for forms in _CHOICES})
