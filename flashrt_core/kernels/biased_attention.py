@@ -42,40 +42,17 @@ def biased_attention_launch(
     Many rows over many keys run on Hopper's warpgroup products; few rows over many keys split these
     over clusters.
     """
-    into = output_suffix("attention", out)
-    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
-    rows, keys = rows // segments, keys // segments
-    tiles = heads * segments * blocks(rows, 16)
-    padded = blocks(keys, 64) * 64
-    forms = launcher.forms.kernels
-    long, short = keys >= _MANY_KEYS, f"attention_biased_d128_{into}_sm90" in forms
-    short = short and keys <= _SHORT_KEYS and kept and fresh is None
-    shared = (_SHORT_SHARED if short else _BIASED_SM90_SHARED) + padded * 4 + padded // 64 * 4
-    fits = heads == kv_heads and shared <= _MOST_SHARED
-    if launcher.architecture == 90 and (long or short) and fits and rows > 32:
-        maps = tuple(
-            TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
-            for each in (q, k, v)
-        )
-        args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
-        grid = (blocks(rows, 64), heads, segments)
-        pairs = grid[0] % 2 == 0 and not short
-        kernel = f"attention_biased_d128_{'shared_' if pairs else ''}{into}_sm90"
-        pair = 2 if pairs else None
-        if short or (pairs and kernel in forms):
-            kernel = forms[kernel]
-            args = args if short else (*args, k, v, k.stride(0), v.stride(0))
-        if "_split_" in kernel:
-            shared += _HALVES_SHARED - _BIASED_SM90_SHARED
-        launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=pair)
+    into, forms = output_suffix("attention", out), launcher.forms.kernels
+    if _by_warpgroups(launcher, q, k, v, out, out_scale, key_bias, segments, scale, kept, fresh):
         return
+    rows, keys, heads = q.shape[0] // segments, k.shape[0] // segments, q.shape[1]
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    sizes = (rows, keys, heads // kv_heads, *strides, scale)
+    sizes = (rows, keys, heads // k.shape[1], *strides, scale)
     tensors = (q, k, v, out, out_scale, key_bias)
     every: tuple[Any, ...] = (*tensors, *sizes)
     kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
     able = launcher.architecture // 10 in LARGE_CLUSTERS
-    if able and long and tiles <= launcher.multiprocessors:
+    if able and keys >= _MANY_KEYS and heads * segments * tall <= launcher.multiprocessors:
         grid = (_SPLIT * tall, heads, segments)
         split = f"{kernel}_cluster"
         if split in forms and (fresh is not None or "kept" not in forms[split]):
@@ -86,3 +63,47 @@ def biased_attention_launch(
     if kernel in forms and kept and fresh is None:
         kernel = forms[kernel]
     launcher.launch(kernel, (tall, heads, segments), 128, every, shared_bytes=_BIASED_SHARED)
+
+
+def _by_warpgroups(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    key_bias: Tensor,
+    segments: int,
+    scale: float,
+    kept: bool,
+    fresh: Tensor | None,
+) -> bool:
+    """Launches kernels for Hopper, where they fit. Whether they do."""
+    into, forms = output_suffix("attention", out), launcher.forms.kernels
+    (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
+    rows, keys = rows // segments, keys // segments
+    padded = blocks(keys, 64) * 64
+    kernel = f"attention_biased_d128_{into}_sm90"
+    short = kernel in forms and keys <= _SHORT_KEYS and kept and fresh is None
+    shared = (_SHORT_SHARED if short else _BIASED_SM90_SHARED) + padded * 4 + padded // 64 * 4
+    fits = heads == kv_heads and shared <= _MOST_SHARED
+    able = launcher.architecture == 90 and fits and rows > 32
+    if not able or (keys < _MANY_KEYS and not short):
+        return False
+    maps = tuple(
+        TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
+        for each in (q, k, v)
+    )
+    args: tuple[Any, ...] = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
+    grid = (blocks(rows, 64), heads, segments)
+    pairs = grid[0] % 2 == 0 and not short
+    if pairs:
+        kernel = f"attention_biased_d128_shared_{into}_sm90"
+        if kernel in forms:
+            args = (*args, k, v, k.stride(0), v.stride(0))
+    if short or pairs:
+        kernel = forms.get(kernel, kernel)
+    if "_split_" in kernel:
+        shared += _HALVES_SHARED - _BIASED_SM90_SHARED
+    launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=2 if pairs else None)
+    return True
