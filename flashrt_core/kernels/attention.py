@@ -205,19 +205,17 @@ def attention_launch(
             expected="the heads of a row side by side",
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
-    alike = key_bias is None
     shared = dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0)
-    if shared and not causal and alike:
+    if shared and not causal and key_bias is None:
         _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
         return
     sizes = (rows // segments, keys // segments, prefix_rows)
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
-        given_rows = (q, k, v, out, out_scale, key_bias)
-        biased_attention_launch(launcher, *given_rows, segments, scale, kept, fresh)
+        biased_attention_launch(launcher, *tensors[:5], key_bias, segments, scale, kept, fresh)
         return
-    if dim in HEADS_SHARED and alike:
+    if dim in HEADS_SHARED and key_bias is None:
         kernel, shared_bytes = heads_kernel(launcher.forms, dim, into, sizes[1])
         launcher.launch(
             kernel,
