@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -289,16 +290,27 @@ def linear_gated_residual(
     check.apart("out", out, "x", x)
     if bias is not None:
         check.tensor("bias", bias, ("N",))
-    scales = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
+    scales: dict[str, Any] = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
+    if normal is not None:
+        ends = {"normal": normal, "norm_weight": norm_weight, "norm_bias": norm_bias}
+        _check_norm(check, x, out, **ends)
+        scales |= {**ends, "eps": eps}
+    lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)
+
+
+def _check_norm(
+    check: ArgCheck,
+    x: Tensor,
+    out: Tensor,
+    normal: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+) -> None:
+    for name, value in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        if value is None:
+            raise ContractError(name, expected="one with 'normal'", got=None)
+        check.tensor(name, value, ("N",), F32)
     if normal is not None:
         check.tensor("normal", normal, ("M", "N"))
-        for name, value in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
-            if value is None:
-                raise ContractError(name, expected="one with 'normal'", got=None)
-            check.tensor(name, value, ("N",), F32)
         check.apart("normal", normal, "x", x)
         check.apart("normal", normal, "out", out)
-        norm = given(normal=normal, norm_weight=norm_weight, norm_bias=norm_bias)
-        lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, eps=eps, **norm, **scales)
-        return
-    lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)

@@ -168,15 +168,12 @@ def qkv_rope_kv(
         eps: added to the mean square of a head, or of a row.
         rows: [M] int32, read when the op runs: the rows of the caches that are written, all
             different. None: the first M.
-        kept: ``rope`` and ``rows`` were made in front of an op of this stage that holds the ones
-            behind it back (``action_in``), so that a device may read them before the ops between
-            have come to their end.
+        kept: ``rope`` and ``rows`` may be read as early as what is ``kept`` of ``attention``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    check = ArgCheck("qkv_rope_kv")
-    pool = "M" if rows is None else "P"
+    check, pool = ArgCheck("qkv_rope_kv"), "M" if rows is None else "P"
     width = check_qkv_outputs(check, rope, q, k, v, head_dim, cache_rows=pool)
     check.tensor("qkv", qkv, ("M", width))
     if rows is not None:
@@ -189,11 +186,10 @@ def qkv_rope_kv(
     )
     norms: dict[str, Any] = {}
     if k_norm is not None:
-        whole = k_norm.shape != (head_dim,)
-        norms = {"eps": eps, "k_norm": k_norm}
+        whole, norms = k_norm.shape != (head_dim,), {"eps": eps, "k_norm": k_norm}
         check.tensor("k_norm", k_norm, ("Dkv",) if whole else (head_dim,), F32)
         if q_norm is not None:
             norms["q_norm"] = q_norm
             check.tensor("q_norm", q_norm, ("Dq",) if whole else (head_dim,), F32)
-    options = {**norms, **given(rows=rows), **({"kept": True} if kept else {})}
-    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **options)
+    norms |= {**given(rows=rows), **({"kept": True} if kept else {})}
+    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **norms)
