@@ -186,7 +186,7 @@ def attention_launch(
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
     require_bf16("attention", q=q, k=k, v=v)
-    into = output_suffix("attention", out)
+    into, alike = output_suffix("attention", out), key_bias is None
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
@@ -206,7 +206,7 @@ def attention_launch(
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
     shared = dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0)
-    if shared and not causal and key_bias is None:
+    if shared and not causal and alike:
         _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
         return
     sizes = (rows // segments, keys // segments, prefix_rows)
@@ -215,7 +215,7 @@ def attention_launch(
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
         biased_attention_launch(launcher, *tensors[:5], key_bias, segments, scale, kept, fresh)
         return
-    if dim in HEADS_SHARED and key_bias is None:
+    if dim in HEADS_SHARED and alike:
         kernel, shared_bytes = heads_kernel(launcher.forms, dim, into, sizes[1])
         launcher.launch(
             kernel,
