@@ -4,9 +4,8 @@
 //
 // With kBiased keys count as key_bias says, and one of -inf not at all: it is fetched with its tile, but
 // its score is set and its values are cleared, so that it may hold anything. With kSplit the blocks of a
-// cluster take tiles in turn; each pushes the others the sums of the rows that they finish. With kEarly the
-// first tiles of a warp come before the kernels in front have come to their end, but for the keys that
-// these write.
+// cluster take tiles in turn; each pushes the others the sums of the rows that they finish. Their first tiles
+// may come before the kernels in front have come to their end, but for the keys that these write.
 #pragma once
 
 #include "activation.cuh"
@@ -26,9 +25,8 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 // kStages tiles of keys and values a warp in shared memory. kOnce: there are no more than a tile a warp.
 template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0, bool kBiased_ = false,
-          int kSplit_ = 1, bool kOnce_ = false, bool kEarly_ = false>
+          int kSplit_ = 1, bool kOnce_ = false>
 struct Shape {
-  static constexpr bool kEarly = kEarly_;
   static constexpr bool kBiased = kBiased_, kOnce = kOnce_;
   static_assert(!kOnce || kStages_ == 1, "one tile");
   static constexpr int kSplit = kSplit_, kOwnRows = kRows / kSplit;  // rows that a block finishes
@@ -95,7 +93,7 @@ class Heads {
     }
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) {
-      if constexpr (S::kEarly) {
+      if constexpr (S::kSplit > 1) {
         fetch(i, i < own_, late_[i]);
       } else {
         fetch(i, i < own_);
@@ -103,38 +101,10 @@ class Heads {
     }
   }
 
-  // Asks for this block's keys and values in the second-level cache, before the kernels in front have
-  // come to their end: most are older than these. The first tiles of a warp may be left out.
-  __device__ __forceinline__ void ask(int skipped = 0) const {
-    static_assert(S::kSplit > 1, "keys split over a cluster");
-    const int head = head_ / args_.group, tiles = (args_.keys + kKeys - 1) / kKeys;
-    const int own = (skipped * S::kSplit + static_cast<int>(cluster_rank())) * kWarps + warp_;
-    const int row = lane_ % kKeys, stride = lane_ / kKeys ? args_.v_stride : args_.k_stride;
-    const bf16* from = (lane_ / kKeys ? args_.v : args_.k) +
-                       static_cast<size_t>(run_) * args_.keys * stride + head * kDim;
-    for (int tile = own; tile < tiles; tile += S::kSplit * kWarps) {
-      const int key = tile * kKeys + row;
-      if (key < args_.keys) prefetch_run(from + static_cast<size_t>(key) * stride, kDim * 2);
-    }
-  }
-
-  // Asks for the keys and values of all heads, as whole rows, of which every block of the run takes its
-  // share: runs of memory as long as they can be.
-  __device__ __forceinline__ void ask_rows() const {
-    const int each = gridDim.x * gridDim.y, which = threadIdx.x % 2;
-    const int stride = which ? args_.v_stride : args_.k_stride;
-    const uint32_t bytes = gridDim.y / args_.group * kDim * 2;
-    const bf16* from = (which ? args_.v : args_.k) + static_cast<size_t>(run_) * args_.keys * stride;
-    const int first = blockIdx.y * gridDim.x + blockIdx.x + threadIdx.x / 2 * each;
-    for (int key = first; key < args_.keys; key += each * (16 * kWarps)) {
-      prefetch_run(from + static_cast<size_t>(key) * stride, bytes);
-    }
-  }
-
-  // With kEarly: what begin() fetched is there but for the keys that `fresh` names, `count` rows of the
-  // lists of all runs, which are fetched now.
+  // With kSplit, in front of begin(): that leaves out the keys that `fresh` names, `count` rows of the lists
+  // of all runs.
   __device__ __forceinline__ void mark_fresh(const int* fresh, int count) {
-    static_assert(S::kEarly, "before the kernels in front");
+    static_assert(S::kSplit > 1, "keys split over a cluster");
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) late_[i] = 0u;
     for (int at = 0; at < count; at += 32) {
@@ -150,6 +120,8 @@ class Heads {
       }
     }
   }
+
+  // Fetches what begin() has left out.
   __device__ __forceinline__ void fetch_fresh() {
     unsigned any = 0u;
 #pragma unroll
@@ -386,7 +358,7 @@ class Heads {
 #pragma unroll
       for (int i = lane_; i < kKeys * kColumns; i += 32) {
         const int row = i / kColumns, column = i % kColumns * 8, key = first_key(index) + row;
-        if constexpr (S::kEarly) {
+        if constexpr (S::kSplit > 1) {
           if (late >> row & 1u) continue;
         }
         const bool keep = key < end_ && shown(key);
@@ -489,7 +461,7 @@ class Heads {
   bf16* shared_;
   const bf16 *k_, *v_;
   int first_row_, head_, run_, lane_, warp_, length_, end_, own_;  // end_ of the keys, own_ tiles of a warp
-  unsigned late_[S::kStages];  // with kEarly: keys of the first tiles that are still to come
+  unsigned late_[S::kStages];  // with kSplit: keys of the first tiles that are still to come
   uint32_t queries_[kSteps][4];
   float mixed_[kColumns][4] = {};
   float top_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};

@@ -116,19 +116,13 @@ __device__ __forceinline__ void fetch_shared(const CUtensorMap& map, uint32_t ta
   }
 }
 
-struct Nothing {
-  __device__ __forceinline__ void operator()(int) const {}
-};
-
-// Blocks of keys and values of a head, by one thread: from row `first_row` on, at their columns. `each` is
-// called with the number of every pair of blocks, before it is fetched.
-template <class S, class Each = Nothing>
+// Blocks of keys and values of a head, by one thread: from row `first_row` on, at their columns.
+template <class S>
 __device__ __forceinline__ void produce(const CUtensorMap& k, const CUtensorMap& v, const Ring<S>& ring,
-                                        int blocks, int first_row, int column, const Each& each = {}) {
+                                        int blocks, int first_row, int column) {
   // An odd number of blocks leaves the last pair's second half out; its frames stay unused.
   for (int block = 0; block < blocks; block += 2) {
     const int pair = min(2, blocks - block);
-    each(block / 2);
     for (int i = 0; i < pair; ++i) {
       const int index = key_frame(block + i);
       ring.wait_empty(index);

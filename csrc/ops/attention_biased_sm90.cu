@@ -9,14 +9,10 @@
 // another one in a cluster, which has 64 rows more of the same run; biases of its run, times log2(e), lie in
 // shared memory.
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
-// _shared_ahead: asks for whole rows of keys and values in the second-level cache, ahead of their use, every
-// block for its share. _kept: for at most 128 keys; these, their values and biases are an earlier stage's,
-// so they are read before pdl_wait(), which is safe behind a kernel that waits before it triggers
-// (action_in does).
+// _kept: for at most 128 keys; these, their values and biases are an earlier stage's, so they are read before
+// pdl_wait(), which is safe behind a kernel that waits before it triggers (action_in does).
 // needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of shared memory a key
 // bound: 4 M H N d flop, or the bytes of k and v.   source of the online softmax: arXiv 2205.14135
-#pragma once  // attention_biased_split_sm90.cu makes another form of it
-
 #include "../common/pdl.cuh"
 #include "../common/warpgroup_attention_sm90.cuh"
 
@@ -30,10 +26,9 @@ template <class S>
 constexpr int kBiases = (S::kBytes + 15) / 16 * 16;
 using Alone = Shape<kDim, kFrames>;
 using Shared = Shape<kDim, kFrames, 2>;
-using Short = Shape<kDim, 4>;
+using Kept = Shape<kDim, 4>;
 static_assert(kBiases<Alone> == 147600 && kBiases<Shared> == 147600, "as the launcher has it");
-static_assert(kBiases<Short> == 82000, "as the launcher has it");
-constexpr int kAhead = 4;  // pairs of blocks of keys
+static_assert(kBiases<Kept> == 82000, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -114,28 +109,10 @@ __device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memor
   }
 }
 
-// Keys and values as rows of all heads, for those that ask for them.
-struct Rows {
-  const bf16 *k, *v;
-  int k_stride, v_stride;
-};
-
-// Asks for this block's share of a pair of blocks of keys and their values, by one thread.
-__device__ __forceinline__ void ask_pair(const Rows& rows, int pair, int keys, int run) {
-  const int blocks = gridDim.x * gridDim.y;
-  const uint32_t bytes = gridDim.y * kDim * 2;
-  for (int i = blockIdx.y * gridDim.x + blockIdx.x; i < 4 * kKeys; i += blocks) {
-    const int key = pair * 2 * kKeys + i / 2;
-    if (key >= keys) return;
-    const size_t at = static_cast<size_t>(run) * keys + key;
-    prefetch_run(i % 2 ? rows.v + at * rows.v_stride : rows.k + at * rows.k_stride, bytes);
-  }
-}
-
-template <class S, bool kAsks = false, bool kEarly = false, class Out>
+template <class S, bool kKept, class Out>
 __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                     const float* key_bias, Out* out, const float* out_scale, int rows,
-                                    int keys, int out_stride, float scale, const Rows& whole = {}) {
+                                    int keys, int out_stride, float scale) {
   unsigned char* memory = dynamic_shared();
   const Ring<S> ring(shared_address(memory));
   pdl_trigger();
@@ -151,28 +128,25 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
     cluster_arrive();
     cluster_wait();
   }
-  if constexpr (!kEarly && !kAsks) pdl_wait();
+  if constexpr (!kKept) pdl_wait();
   const int blocks = (keys + kKeys - 1) / kKeys, first = blockIdx.x * kRows;
   const int column = blockIdx.y * kDim, run = blockIdx.z;
   if (threadIdx.x < 128) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      const auto ask = [&](int pair) {
-        if constexpr (kAsks) ask_pair(whole, pair + kAhead, keys, run);
-      };
-      for (int pair = -kAhead; pair < 0; ++pair) ask(pair);
-      if constexpr (kEarly) produce(k, v, ring, blocks, run * keys, column);
-      if constexpr (kEarly || kAsks) pdl_wait();
+      if constexpr (kKept) {
+        produce(k, v, ring, blocks, run * keys, column);
+        pdl_wait();
+      }
       fetch<S>(q, ring.memory, ring.queries, run * rows + first, column);
-      if constexpr (!kEarly) produce(k, v, ring, blocks, run * keys, column, ask);
+      if constexpr (!kKept) produce(k, v, ring, blocks, run * keys, column);
     }
   } else {
     take_registers<232>();
     float* biases = reinterpret_cast<float*>(memory + kBiases<S>);
     int* hides = reinterpret_cast<int*>(biases + blocks * kKeys);
-    if constexpr (kAsks) pdl_wait();
     fetch_biases(biases, hides, key_bias + static_cast<size_t>(run) * keys, keys, blocks);
-    if constexpr (kEarly) pdl_wait();
+    if constexpr (kKept) pdl_wait();
     State<S> state = {};
     state.top[0] = state.top[1] = -INFINITY;
     barrier_wait(ring.queries, 0);
@@ -194,39 +168,19 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_BIASED_SM90(name, Share, Out)                                                      \
+#define FLASHRT_BIASED_SM90(name, Share, kKept, Out)                                               \
   extern "C" __global__ void __launch_bounds__(384, 1)                                             \
       name(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,           \
            const __grid_constant__ CUtensorMap v, const float* key_bias, Out* out,                 \
            const float* out_scale, int rows, int keys, int out_stride, float scale) {              \
-    flashrt::biased_sm90::run<flashrt::biased_sm90::Share>(q, k, v, key_bias, out, out_scale,      \
-                                                           rows, keys, out_stride, scale);         \
-  }
-
-#define FLASHRT_BIASED_ASKING_SM90(name, Share, Out)                                               \
-  extern "C" __global__ void __launch_bounds__(384, 1)                                             \
-      name(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,           \
-           const __grid_constant__ CUtensorMap v, const float* key_bias, Out* out,                 \
-           const float* out_scale, int rows, int keys, int out_stride, float scale,                \
-           const flashrt::bf16* k_rows, const flashrt::bf16* v_rows, int k_stride,                 \
-           int v_stride) {                                                                         \
-    flashrt::biased_sm90::run<flashrt::biased_sm90::Share, true>(                                  \
-        q, k, v, key_bias, out, out_scale, rows, keys, out_stride, scale,                          \
-        {k_rows, v_rows, k_stride, v_stride});                                                     \
-  }
-#define FLASHRT_BIASED_EARLY_SM90(name, Share, Out)                                                \
-  extern "C" __global__ void __launch_bounds__(384, 1)                                             \
-      name(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,           \
-           const __grid_constant__ CUtensorMap v, const float* key_bias, Out* out,                 \
-           const float* out_scale, int rows, int keys, int out_stride, float scale) {              \
-    flashrt::biased_sm90::run<flashrt::biased_sm90::Share, false, true>(                           \
+    flashrt::biased_sm90::run<flashrt::biased_sm90::Share, kKept>(                                 \
         q, k, v, key_bias, out, out_scale, rows, keys, out_stride, scale);                         \
   }
 
-FLASHRT_BIASED_ASKING_SM90(attention_biased_d128_shared_ahead_bf16_sm90, Shared, flashrt::bf16)
-FLASHRT_BIASED_EARLY_SM90(attention_biased_d128_kept_bf16_sm90, Short, flashrt::bf16)
-FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, Alone, flashrt::bf16)
-FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, Alone, flashrt::e4m3)
-FLASHRT_BIASED_SM90(attention_biased_d128_shared_bf16_sm90, Shared, flashrt::bf16)
-FLASHRT_BIASED_SM90(attention_biased_d128_shared_fp8_sm90, Shared, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, Alone, false, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, Alone, false, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_shared_bf16_sm90, Shared, false, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_shared_fp8_sm90, Shared, false, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_kept_bf16_sm90, Kept, true, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_kept_fp8_sm90, Kept, true, flashrt::e4m3)
 #endif

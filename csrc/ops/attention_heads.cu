@@ -13,9 +13,9 @@
 // blocks as they can, and a tile is small enough that short lists of keys keep all warps busy.
 // kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
 // safe behind a kernel that waits before it triggers (action_in does).
-// In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; nothing is kept.
+// In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; it is kept with them.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
-// runs).
+// runs); of keys and values the rows that fresh [count] int32 names are not kept, the list itself is.
 // source of the online softmax: arXiv 2205.14135
 #pragma once  // trial_forms.cu makes further forms of its kernels
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ void attend(const Args& args, Out* out, const float* 
 
 template <class S, class Out>
 __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const float* out_scale,
-                                              int out_stride) {
+                                              int out_stride, const int* fresh, int count, int kept) {
   pdl_trigger();
   const float factor = store_factor<Out>(out_scale);
   Heads<S> heads(args, dynamic_shared(), blockIdx.x / S::kSplit * kRows, blockIdx.y, blockIdx.z);
@@ -50,11 +50,13 @@ __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const 
     if (threadIdx.x == 0) heads.expect_pushes();
     __syncwarp();
     cluster_arrive();
-    heads.ask();
   }
-  pdl_wait();
+  if (!kept) pdl_wait();
+  if constexpr (S::kSplit > 1) heads.mark_fresh(fresh, count);
   heads.begin();
+  pdl_wait();
   heads.fetch_queries();
+  if constexpr (S::kSplit > 1) heads.fetch_fresh();
   heads.run();
   heads.join_lanes();
   if constexpr (S::kSplit > 1) {
@@ -101,12 +103,13 @@ FLASHRT_HEADS(attention_heads_d128_fp8, Wide128, flashrt::e4m3)
 #define FLASHRT_HEADS_BIASED(name, Shape, Out)                                                     \
   extern "C" __global__ void __launch_bounds__(128)                                                \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
-           const float* out_scale, const float* key_bias, int rows_run, int keys_run, int group,   \
-           int q_stride, int k_stride, int v_stride, int out_stride, float scale) {                \
+           const float* out_scale, const float* key_bias, const int* fresh, int count, int kept,   \
+           int rows_run, int keys_run, int group, int q_stride, int k_stride, int v_stride,        \
+           int out_stride, float scale) {                                                          \
     flashrt::heads::attend_biased<flashrt::heads::Shape>(                                          \
         {q, k, v, nullptr, rows_run, keys_run, 0, q_stride, k_stride, v_stride, group, 0,          \
          scale * 1.4426950408889634f, key_bias},                                                   \
-        out, out_scale, out_stride);                                                               \
+        out, out_scale, out_stride, fresh, count, kept);                                           \
   }
 
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, flashrt::bf16)

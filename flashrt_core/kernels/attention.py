@@ -158,13 +158,8 @@ def _few_queries(
             cluster=8,
         )
         return
-    launcher.launch(
-        "attention_few_queries_d256_bf16",
-        (1, blocks(rows, 16)),
-        256,
-        args,
-        shared_bytes=43_904 + 1_408 * min(rows, 16),
-    )
+    grid, shared = (1, blocks(rows, 16)), 43_904 + 1_408 * min(rows, 16)
+    launcher.launch("attention_few_queries_d256_bf16", grid, 256, args, shared_bytes=shared)
 
 
 def attention_launch(
@@ -191,13 +186,9 @@ def attention_launch(
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
     if dim in (64, 72) and runs and prefix_length is None and key_bias is None:
-        launcher.launch(
-            f"attention_segments_d{dim}_{into}",
-            (4, heads, segments),
-            128,
-            (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
-            shared_bytes=_SEGMENT_SHARED,
-        )
+        kernel, grid = f"attention_segments_d{dim}_{into}", (4, heads, segments)
+        args = (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale)
+        launcher.launch(kernel, grid, 128, args, shared_bytes=_SEGMENT_SHARED)
         return
     if q.stride(1) != dim or (kv_heads > 1 and not k.stride(1) == v.stride(1) == dim):
         raise ContractError(

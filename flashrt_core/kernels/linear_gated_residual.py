@@ -13,7 +13,7 @@ from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
 from .few_rows_linear import row_maps, streamed_plan
 from .four_bit_linear import Ends, four_bit_linear
-from .launch import Launcher, require_bf16, require_bf16_rows, row_threads
+from .launch import Launcher, output_suffix, require_bf16, require_bf16_rows, row_threads
 from .layer_norm import layer_norm_launch, layer_norm_ref
 from .low_bit import require_e4m3
 from .maths import matmul
@@ -83,6 +83,7 @@ def linear_gated_residual_ref(
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
     eps: float = 0.0,
+    normal_scale: Tensor | None = None,
 ) -> None:
     """float32 accumulation, one rounding into ``out`` and into ``normal``."""
     branch = matmul(x, weight, x_scale, weight_scale)
@@ -90,7 +91,7 @@ def linear_gated_residual_ref(
         branch.add_(bias)
     out.copy_(torch.addcmul(out.float(), branch, gate))
     if normal is not None:
-        layer_norm_ref(out.float(), norm_weight, norm_bias, normal, eps=eps)
+        layer_norm_ref(out.float(), norm_weight, norm_bias, normal, eps=eps, out_scale=normal_scale)
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class _Norm:
     bias: Tensor
     out: Tensor
     eps: float
+    scale: Tensor | None
 
 
 def linear_gated_residual_launch(
@@ -117,16 +119,18 @@ def linear_gated_residual_launch(
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
     eps: float = 0.0,
+    normal_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else product and gated addition as two, which is
     also what products of E4M3 operands take.
     """
     norm = None
     if normal is not None and norm_weight is not None and norm_bias is not None:
-        norm = _Norm(norm_weight, norm_bias, normal, eps)
+        norm = _Norm(norm_weight, norm_bias, normal, eps, normal_scale)
     if _added(launcher, x, weight, gate, out, bias, x_scale, weight_scale, norm) or not norm:
         return
-    layer_norm_launch(launcher, out, norm.weight, norm.bias, norm.out, eps=eps)
+    ends = {"eps": eps, "out_scale": normal_scale}
+    layer_norm_launch(launcher, out, norm.weight, norm.bias, norm.out, **ends)
 
 
 def _added(
@@ -218,19 +222,18 @@ def _add_gated(
     rows, width = out.shape
     threads = row_threads("linear_gated_residual", width)
     strides = (width, branch.stride(0), out.stride(0))
+    require_bf16_rows("linear_gated_residual", bias=bias)
     args = (branch, bias, scale, gate, out)
-    kernel = "gated_residual_biased_bf16"
-    joined = launcher.forms.kernels.get(kernel)
-    if joined and norm is not None and norm.out.dtype is torch.bfloat16:
-        require_bf16_rows("linear_gated_residual", bias=bias)
-        ends = (norm.weight, norm.bias, norm.out, *strides, norm.out.stride(0), norm.eps)
-        launcher.launch(joined, rows, threads, (*args, *ends))
+    if norm is not None:
+        ends = (norm.weight, norm.bias, norm.out, norm.scale, *strides)
+        into = output_suffix("linear_gated_residual", norm.out)
+        every = (*args, *ends, norm.out.stride(0), norm.eps)
+        launcher.launch(f"gated_residual_norm_{into}", rows, threads, every)
         return True
     if bias is None and scale is None:
         launcher.launch("gated_residual_bf16", rows, threads, (branch, gate, out, *strides))
         return False
-    require_bf16_rows("linear_gated_residual", bias=bias)
-    launcher.launch(kernel, rows, threads, (*args, *strides))
+    launcher.launch("gated_residual_biased_bf16", rows, threads, (*args, *strides))
     return False
 
 
@@ -264,6 +267,7 @@ def linear_gated_residual(
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
     eps: float = 0.0,
+    normal_scale: Tensor | None = None,
 ) -> None:
     """out = out + gate * (x W^T + b), in place.
 
@@ -279,6 +283,7 @@ def linear_gated_residual(
         normal: [M, N] float, apart from the others: the layer norm of what ``out`` has become; None
             for none.
         norm_weight, norm_bias, eps: of that norm, as of ``layer_norm``.
+        normal_scale: [1] float32, of a float8_e4m3fn ``normal``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -293,8 +298,8 @@ def linear_gated_residual(
     scales: dict[str, Any] = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
     if normal is not None:
         ends = {"normal": normal, "norm_weight": norm_weight, "norm_bias": norm_bias}
-        _check_norm(check, x, out, **ends)
-        scales |= {**ends, "eps": eps}
+        _check_norm(check, x, out, normal_scale, **ends)
+        scales |= {**ends, "eps": eps, **given(normal_scale=normal_scale)}
     lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)
 
 
@@ -302,7 +307,8 @@ def _check_norm(
     check: ArgCheck,
     x: Tensor,
     out: Tensor,
-    normal: Tensor | None,
+    scale: Tensor | None,
+    normal: Tensor,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
 ) -> None:
@@ -310,7 +316,6 @@ def _check_norm(
         if value is None:
             raise ContractError(name, expected="one with 'normal'", got=None)
         check.tensor(name, value, ("N",), F32)
-    if normal is not None:
-        check.tensor("normal", normal, ("M", "N"))
-        check.apart("normal", normal, "x", x)
-        check.apart("normal", normal, "out", out)
+    check.quantised("normal", normal, ("M", "N"), "normal_scale", scale, (1,))
+    check.apart("normal", normal, "x", x)
+    check.apart("normal", normal, "out", out)

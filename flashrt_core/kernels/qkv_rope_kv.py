@@ -97,8 +97,8 @@ def _whole_rows(
     every = (qkv, rope, q_norm, k_norm, rows, *outputs, *sizes)
     threads, kernel = blocks(items, 32) * 32, "qkv_row_norm_rope_kv_bf16"
     whole_warps = q_heads * head_dim % 512 == 0 and threads == items <= 512
-    if kernel in launcher.forms.kernels and kept and whole_warps and None not in (q_norm, k_norm):
-        kernel = launcher.forms.kernels[kernel]
+    if kept and whole_warps and q_norm is not None and k_norm is not None:
+        kernel = "qkv_row_norm_rope_kv_kept_bf16"
     launcher.launch(kernel, qkv.shape[0], threads, every)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -281,10 +280,13 @@ class Net:
         if then is None or norm is None or group == "step":
             linear_gated_residual(*args, bias=bias, **site.scales)
             return
-        normal, eps = then.source[part], self._config.eps
-        after: dict[str, Any] = {}
-        if then.x_scale is None:
-            after = {"normal": normal, "norm_weight": norm[0], "norm_bias": norm[1], "eps": eps}
-        linear_gated_residual(*args, bias=bias, **site.scales, **after)
-        if not after:
-            layer_norm(self._lane, x, *norm, normal, eps=eps, out_scale=then.x_scale)
+        linear_gated_residual(
+            *args,
+            bias=bias,
+            **site.scales,
+            normal=then.source[part],
+            norm_weight=norm[0],
+            norm_bias=norm[1],
+            eps=self._config.eps,
+            normal_scale=then.x_scale,
+        )
