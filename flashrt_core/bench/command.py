@@ -31,7 +31,7 @@ def _ways(overlap: str, policy: Policy) -> tuple[str, ...]:
     if overlap == "both":
         return (DEFAULT, "off")
     if overlap == "each":
-        stages, found = policy.measures.stages, {}
+        stages, found = policy.measures.stages, dict[tuple[bool, ...], str]()
         for way in (DEFAULT, "on", "off", *stages, *FRONTS):
             at = Overlap.parse(way).at
             found.setdefault(tuple(at(stage, front) for stage in stages for front in FRONTS), way)

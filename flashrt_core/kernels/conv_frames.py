@@ -54,7 +54,7 @@ def conv_frames_operands(
 
 #: Cells and channels of a block, K numbers of a step, and its shared memory; as the source has it.
 _CELLS, _CHANNELS, _STEP, _SHARED = 128, 160, 32, 92_160
-#: Of the form by warpgroups: K numbers of a step, and its shared memory.
+#: Of the kernel by warpgroups: K numbers of a step, and its shared memory.
 _WIDE_STEP, _WIDE_SHARED = 64, 110_592
 #: Fewest steps of a split of K.
 _LEAST_STEPS = 16
@@ -89,7 +89,7 @@ def conv_frames_launch(
     cells, depth = videos * made * out_height * out_width, kt * k * k * channels
     into = formats[out.dtype]
     kernel = f"conv_frames_{into}" if channels % 8 == 0 else f"conv_frames_narrow_{into}"
-    wide = kernel in launcher.forms.kernels
+    wide = _by_warpgroups(launcher, channels, into)
     grid = (blocks(cells, _CELLS), blocks(out_channels, _CHANNELS))
     step, shared = (_WIDE_STEP, _WIDE_SHARED) if wide else (_STEP, _SHARED)
     splits = _splits(launcher, grid[0] * grid[1], blocks(depth, step), _LEAST_STEPS * _STEP // step)
@@ -101,11 +101,16 @@ def conv_frames_launch(
     sizes = (frames, 0 if past is None else past.shape[1], height, width, channels)
     target = (made, out_height, out_width, out_channels, kt, k, *strides, before, cells, depth)
     args = (x, past, weight, bias, residual, out, sums, *sizes, *target)
-    entry = launcher.forms.kernels.get(kernel, kernel)
-    launcher.launch(entry, (*grid, splits), 256, args, shared_bytes=shared)
+    kernel = f"{kernel}_sm90" if wide else kernel
+    launcher.launch(kernel, (*grid, splits), 256, args, shared_bytes=shared)
     if sums is not None:
         ends = (sums, bias, residual, out, count, out_channels, splits)
         launcher.launch(f"conv_sums_{into}", blocks(count, 512), 256, ends)
+
+
+def _by_warpgroups(launcher: Launcher, channels: int, into: str) -> bool:
+    """Whether Hopper's products are built for such pictures."""
+    return launcher.architecture == 90 and channels % 8 == 0 and into == "bf16"
 
 
 def _splits(launcher: Launcher, tiles: int, steps: int, least: int) -> int:

@@ -129,8 +129,8 @@ def linear_gated_residual_launch(
         norm = _Norm(norm_weight, norm_bias, normal, eps, normal_scale)
     if _added(launcher, x, weight, gate, out, bias, x_scale, weight_scale, norm) or not norm:
         return
-    ends = {"eps": eps, "out_scale": normal_scale}
-    layer_norm_launch(launcher, out, norm.weight, norm.bias, norm.out, **ends)
+    stream = (out, norm.weight, norm.bias, norm.out)
+    layer_norm_launch(launcher, *stream, eps=eps, out_scale=normal_scale)
 
 
 def _added(
@@ -297,8 +297,8 @@ def linear_gated_residual(
         check.tensor("bias", bias, ("N",))
     scales: dict[str, Any] = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
     if normal is not None:
+        _check_norm(check, x, out, normal_scale, normal, norm_weight, norm_bias)
         ends = {"normal": normal, "norm_weight": norm_weight, "norm_bias": norm_bias}
-        _check_norm(check, x, out, normal_scale, **ends)
         scales |= {**ends, "eps": eps, **given(normal_scale=normal_scale)}
     lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)
 
