@@ -54,9 +54,10 @@ class Overlap:
                     expected=f"on, off, or stages and {' and '.join(FRONTS)} joined by + and ,",
                     got=repr(text),
                 )
-            stages: set[str | None] = {*parts} - {*FRONTS}
-            fronts = {*parts} & {*FRONTS}
-            classes |= {(stage, front) for stage in stages or {None} for front in fronts or FRONTS}
+            fronts = [part for part in parts if part in FRONTS] or FRONTS
+            stages = [part for part in parts if part not in FRONTS]
+            for front in fronts:
+                classes |= {(stage, front) for stage in stages} or {(None, front)}
         return cls(frozenset(classes))
 
     @property
