@@ -15,7 +15,8 @@
 // safe behind a kernel that waits before it triggers (action_in does).
 // In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; it is kept with them.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
-// runs), _six_ with 192 threads, six warps; of keys and values the rows that fresh [count] int32 names are not kept, the list itself is.
+// runs), those named _six_cluster with 192 threads, six warps; rows of k and v that fresh [count] int32
+// names are not kept, the list itself is.
 // source of the online softmax: arXiv 2205.14135
 #pragma once  // trial_forms.cu makes further forms of its kernels
 
