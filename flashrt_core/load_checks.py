@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .contract import Contract
-from .devices.overlap import FRONTS, Overlap
+from .devices.overlap import DEFAULT, FRONTS, Overlap
 from .errors import DeviceError, OptionError
 from .load_options import OPTIONS_OF_SOME, LoadOptions
 from .policies.base import Policy
@@ -72,8 +72,8 @@ def check_options_of_some(policy: Policy, given: Mapping[str, Any]) -> None:
 def check_overlap(overlap: str | bool, contract: Contract) -> None:
     """On every device, though only one overlaps: what is refused there is refused here."""
     stages = [stage.name for stage in contract.stages]
-    unknown = sorted((Overlap.parse(overlap).stages or frozenset()) - set(stages))
-    if unknown:
+    unknown = sorted(Overlap.parse(overlap).stages - set(stages))
+    if unknown and overlap != DEFAULT:
         raise OptionError(
             "option 'overlap'", expected=f"on, off, or of {[*stages, *FRONTS]}", got=unknown
         )

@@ -117,7 +117,8 @@ PROMISES = (
     Promise(r"glu_linear_.*_fp8_sm90", r"QGMMA\.64x", "products of E4M3 at their own rate"),
     Promise(r"attention_shared.*_sm90", r"HGMMA\.64x256x16", "the body of Hopper uses wgmma"),
     Promise(r"attention_biased.*_sm90", r"HGMMA\.64x128x16", "the body of Hopper uses wgmma"),
-    Promise(r"conv_frames_.*", MMA, "products run on the tensor cores"),
+    Promise(r"conv_frames_.*(?<!_sm90)", MMA, "products run on the tensor cores"),
+    Promise(r"conv_frames_.*_sm90", r"HGMMA\.64x160x16", "the body of Hopper uses wgmma"),
     Promise(r".*_sm90", r"[HQ]GMMA|UTMALDG", "what has this ending needs Hopper"),
 )  # fmt: skip
 

@@ -4,7 +4,8 @@
 //
 // With kBiased keys count as key_bias says, and one of -inf not at all: it is fetched with its tile, but
 // its score is set and its values are cleared, so that it may hold anything. With kSplit the blocks of a
-// cluster take tiles in turn; each pushes the others the sums of the rows that they finish.
+// cluster take tiles in turn; each pushes the others the sums of the rows that they finish. Their first tiles
+// may come before the kernels in front have come to their end, but for the keys that these write.
 #pragma once
 
 #include "activation.cuh"
@@ -91,21 +92,54 @@ class Heads {
       own_ = tiles > warp_ ? (tiles - warp_ + kWarps - 1) / kWarps : 0;
     }
 #pragma unroll
-    for (int i = 0; i < S::kStages; ++i) fetch(i, i < own_);
+    for (int i = 0; i < S::kStages; ++i) {
+      if constexpr (S::kSplit > 1) {
+        fetch(i, i < own_, late_[i]);
+      } else {
+        fetch(i, i < own_);
+      }
+    }
   }
 
-  // Asks for this block's keys and values in the second-level cache, before the kernels in front have
-  // come to their end: most are older than these.
-  __device__ __forceinline__ void ask() const {
+  // With kSplit, in front of begin(): that leaves out the keys that `fresh` names, `count` rows of the lists
+  // of all runs.
+  __device__ __forceinline__ void mark_fresh(const int* fresh, int count) {
     static_assert(S::kSplit > 1, "keys split over a cluster");
-    const int head = head_ / args_.group, tiles = (args_.keys + kKeys - 1) / kKeys;
-    const int own = static_cast<int>(cluster_rank()) * kWarps + warp_;
-    const int row = lane_ % kKeys, stride = lane_ / kKeys ? args_.v_stride : args_.k_stride;
-    const bf16* from = (lane_ / kKeys ? args_.v : args_.k) +
-                       static_cast<size_t>(run_) * args_.keys * stride + head * kDim;
-    for (int tile = own; tile < tiles; tile += S::kSplit * kWarps) {
-      const int key = tile * kKeys + row;
-      if (key < args_.keys) prefetch_run(from + static_cast<size_t>(key) * stride, kDim * 2);
+#pragma unroll
+    for (int i = 0; i < S::kStages; ++i) late_[i] = 0u;
+    for (int at = 0; at < count; at += 32) {
+      const bool some = at + lane_ < count;
+      const int key = some ? fresh[at + lane_] - run_ * args_.keys : -1;
+#pragma unroll
+      for (int i = 0; i < S::kStages; ++i) {
+        const int place = key - first_key(i);
+        unsigned mine = key >= 0 && place >= 0 && place < kKeys ? 1u << place : 0u;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) mine |= __shfl_xor_sync(0xffffffffu, mine, step);
+        late_[i] |= mine;
+      }
+    }
+  }
+
+  // Fetches what begin() has left out.
+  __device__ __forceinline__ void fetch_fresh() {
+    unsigned any = 0u;
+#pragma unroll
+    for (int i = 0; i < S::kStages; ++i) {
+      any |= late_[i];
+      for (unsigned left = late_[i]; left; left &= left - 1) {
+        const int row = __ffs(static_cast<int>(left)) - 1;
+        const size_t at = first_key(i) + row;
+        for (int column = lane_; column < 2 * kColumns; column += 32) {
+          const int which = column / kColumns, from = column % kColumns * 8;
+          copy16_async(shared_address(tile(i, which) + row * S::kPitch + from),
+                       which ? v_ + at * args_.v_stride + from : k_ + at * args_.k_stride + from, true);
+        }
+      }
+    }
+    if (any) {
+      copy_commit();
+      copy_wait<0>();
     }
   }
 
@@ -311,7 +345,8 @@ class Heads {
   }
 
   // A tile of keys and of values, as one group of copies; an empty group unless `wanted`.
-  __device__ __forceinline__ void fetch(int index, bool wanted) {
+  // `late`: keys of it, a bit each, that are left out.
+  __device__ __forceinline__ void fetch(int index, bool wanted, unsigned late = 0u) {
     if (wanted) {
       if constexpr (S::kBiased) {
         const int key = first_key(index) + lane_;
@@ -323,6 +358,9 @@ class Heads {
 #pragma unroll
       for (int i = lane_; i < kKeys * kColumns; i += 32) {
         const int row = i / kColumns, column = i % kColumns * 8, key = first_key(index) + row;
+        if constexpr (S::kSplit > 1) {
+          if (late >> row & 1u) continue;
+        }
         const bool keep = key < end_ && shown(key);
         const size_t at = keep ? key : 0;
         copy16_async(shared_address(tile(index, 0) + row * S::kPitch + column),
@@ -423,6 +461,7 @@ class Heads {
   bf16* shared_;
   const bf16 *k_, *v_;
   int first_row_, head_, run_, lane_, warp_, length_, end_, own_;  // end_ of the keys, own_ tiles of a warp
+  unsigned late_[S::kStages];  // with kSplit: keys of the first tiles that are still to come
   uint32_t queries_[kSteps][4];
   float mixed_[kColumns][4] = {};
   float top_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};

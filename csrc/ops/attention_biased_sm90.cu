@@ -9,6 +9,8 @@
 // another one in a cluster, which has 64 rows more of the same run; biases of its run, times log2(e), lie in
 // shared memory.
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
+// _kept: for at most 128 keys; these, their values and biases are an earlier stage's, so they are read before
+// pdl_wait(), which is safe behind a kernel that waits before it triggers (action_in does).
 // needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of shared memory a key
 // bound: 4 M H N d flop, or the bytes of k and v.   source of the online softmax: arXiv 2205.14135
 #include "../common/pdl.cuh"
@@ -20,10 +22,13 @@ namespace biased_sm90 {
 using namespace warpgroup_attention;
 
 constexpr int kDim = 128, kFrames = 8;
-constexpr int kBiases = (Shape<kDim, kFrames>::kBytes + 15) / 16 * 16;
+template <class S>
+constexpr int kBiases = (S::kBytes + 15) / 16 * 16;
 using Alone = Shape<kDim, kFrames>;
 using Shared = Shape<kDim, kFrames, 2>;
-static_assert(kBiases == 147600, "as the launcher has it");
+using Kept = Shape<kDim, 4>;
+static_assert(kBiases<Alone> == 147600 && kBiases<Shared> == 147600, "as the launcher has it");
+static_assert(kBiases<Kept> == 82000, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -104,7 +109,7 @@ __device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memor
   }
 }
 
-template <class S, class Out>
+template <class S, bool kKept, class Out>
 __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                     const float* key_bias, Out* out, const float* out_scale, int rows,
                                     int keys, int out_stride, float scale) {
@@ -123,20 +128,25 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
     cluster_arrive();
     cluster_wait();
   }
-  pdl_wait();
+  if constexpr (!kKept) pdl_wait();
   const int blocks = (keys + kKeys - 1) / kKeys, first = blockIdx.x * kRows;
   const int column = blockIdx.y * kDim, run = blockIdx.z;
   if (threadIdx.x < 128) {
     give_registers<40>();
     if (threadIdx.x == 0) {
+      if constexpr (kKept) {
+        produce(k, v, ring, blocks, run * keys, column);
+        pdl_wait();
+      }
       fetch<S>(q, ring.memory, ring.queries, run * rows + first, column);
-      produce(k, v, ring, blocks, run * keys, column);
+      if constexpr (!kKept) produce(k, v, ring, blocks, run * keys, column);
     }
   } else {
     take_registers<232>();
-    float* biases = reinterpret_cast<float*>(memory + kBiases);
+    float* biases = reinterpret_cast<float*>(memory + kBiases<S>);
     int* hides = reinterpret_cast<int*>(biases + blocks * kKeys);
     fetch_biases(biases, hides, key_bias + static_cast<size_t>(run) * keys, keys, blocks);
+    if constexpr (kKept) pdl_wait();
     State<S> state = {};
     state.top[0] = state.top[1] = -INFINITY;
     barrier_wait(ring.queries, 0);
@@ -158,17 +168,19 @@ __device__ __forceinline__ void run(const CUtensorMap& q, const CUtensorMap& k, 
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_BIASED_SM90(name, Share, Out)                                                      \
+#define FLASHRT_BIASED_SM90(name, Share, kKept, Out)                                               \
   extern "C" __global__ void __launch_bounds__(384, 1)                                             \
       name(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,           \
            const __grid_constant__ CUtensorMap v, const float* key_bias, Out* out,                 \
            const float* out_scale, int rows, int keys, int out_stride, float scale) {              \
-    flashrt::biased_sm90::run<flashrt::biased_sm90::Share>(q, k, v, key_bias, out, out_scale,      \
-                                                           rows, keys, out_stride, scale);         \
+    flashrt::biased_sm90::run<flashrt::biased_sm90::Share, kKept>(                                 \
+        q, k, v, key_bias, out, out_scale, rows, keys, out_stride, scale);                         \
   }
 
-FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, Alone, flashrt::bf16)
-FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, Alone, flashrt::e4m3)
-FLASHRT_BIASED_SM90(attention_biased_d128_shared_bf16_sm90, Shared, flashrt::bf16)
-FLASHRT_BIASED_SM90(attention_biased_d128_shared_fp8_sm90, Shared, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_bf16_sm90, Alone, false, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_fp8_sm90, Alone, false, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_shared_bf16_sm90, Shared, false, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_shared_fp8_sm90, Shared, false, flashrt::e4m3)
+FLASHRT_BIASED_SM90(attention_biased_d128_kept_bf16_sm90, Kept, true, flashrt::bf16)
+FLASHRT_BIASED_SM90(attention_biased_d128_kept_fp8_sm90, Kept, true, flashrt::e4m3)
 #endif

@@ -14,9 +14,10 @@
 // kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
 // safe behind a kernel that waits before it triggers (action_in does).
 // In the entry named _short a warp has at most one tile of keys.
-// In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; nothing is kept.
+// In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; it is kept with them.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
-// runs).
+// runs), those named _six_cluster with 192 threads, six warps; rows of k and v that fresh [count] int32
+// names are not kept, the list itself is.
 // source of the online softmax: arXiv 2205.14135
 #include "../common/heads.cuh"
 #include "../common/pdl.cuh"
@@ -41,7 +42,7 @@ __device__ __forceinline__ void attend(const Args& args, Out* out, const float* 
 
 template <class S, class Out>
 __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const float* out_scale,
-                                              int out_stride) {
+                                              int out_stride, const int* fresh, int count, int kept) {
   pdl_trigger();
   const float factor = store_factor<Out>(out_scale);
   Heads<S> heads(args, dynamic_shared(), blockIdx.x / S::kSplit * kRows, blockIdx.y, blockIdx.z);
@@ -49,11 +50,13 @@ __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const 
     if (threadIdx.x == 0) heads.expect_pushes();
     __syncwarp();
     cluster_arrive();
-    heads.ask();
   }
-  pdl_wait();
+  if (!kept) pdl_wait();
+  if constexpr (S::kSplit > 1) heads.mark_fresh(fresh, count);
   heads.begin();
+  pdl_wait();
   heads.fetch_queries();
+  if constexpr (S::kSplit > 1) heads.fetch_fresh();
   heads.run();
   heads.join_lanes();
   if constexpr (S::kSplit > 1) {
@@ -70,6 +73,8 @@ using Split128 = Shape<128, 3, 4, 0, true, 8>;
 static_assert(Split128::kSharedBytes == 113552, "as the launcher has it");
 using Short48 = Shape<48, 1, 4, 0, false, 1, true>;
 static_assert(Short48::kSharedBytes == 14336, "as the launcher has it");
+using Split128Six = Shape<128, 2, 6, 0, true, 8>;
+static_assert(Split128Six::kSharedBytes == 113552, "as the launcher has it");
 using Wide48 = Shape<48, 4>;
 static_assert(Wide48::kSharedBytes == 57344, "as the launcher has it");
 using Wide64 = Shape<64, 4>;
@@ -100,20 +105,23 @@ FLASHRT_HEADS(attention_heads_d48_fp8, Wide48, flashrt::e4m3)
 FLASHRT_HEADS(attention_heads_d64_fp8, Wide64, flashrt::e4m3)
 FLASHRT_HEADS(attention_heads_d128_fp8, Wide128, flashrt::e4m3)
 
-#define FLASHRT_HEADS_BIASED(name, Shape, Out)                                                     \
-  extern "C" __global__ void __launch_bounds__(128)                                                \
+#define FLASHRT_HEADS_BIASED(name, Shape, kThreads, Out)                                           \
+  extern "C" __global__ void __launch_bounds__(kThreads)                                           \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
-           const float* out_scale, const float* key_bias, int rows_run, int keys_run, int group,   \
-           int q_stride, int k_stride, int v_stride, int out_stride, float scale) {                \
+           const float* out_scale, const float* key_bias, const int* fresh, int count, int kept,   \
+           int rows_run, int keys_run, int group, int q_stride, int k_stride, int v_stride,        \
+           int out_stride, float scale) {                                                          \
     flashrt::heads::attend_biased<flashrt::heads::Shape>(                                          \
         {q, k, v, nullptr, rows_run, keys_run, 0, q_stride, k_stride, v_stride, group, 0,          \
          scale * 1.4426950408889634f, key_bias},                                                   \
-        out, out_scale, out_stride);                                                               \
+        out, out_scale, out_stride, fresh, count, kept);                                           \
   }
 
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, flashrt::bf16)
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8, Biased128, flashrt::e4m3)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, 128, flashrt::bf16)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8, Biased128, 128, flashrt::e4m3)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_cluster, Split128, flashrt::bf16)
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_cluster, Split128, flashrt::e4m3)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_cluster, Split128, 128, flashrt::bf16)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_six_cluster, Split128Six, 192, flashrt::bf16)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_cluster, Split128, 128, flashrt::e4m3)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_six_cluster, Split128Six, 192, flashrt::e4m3)
 #endif

@@ -11,6 +11,8 @@
 // A product of M cells and O channels whose rows of x are gathered, 32 of the K numbers at a time: a copy
 // takes neighbours of one cell, or zeros outside of the picture. Eight warps have 32 cells by 80 channels
 // each; four stages of 32 are in shared memory.
+#pragma once  // conv_frames_sm90.cu has the same cells by other products
+
 #include <cstdint>
 
 #include "../common/mma.cuh"

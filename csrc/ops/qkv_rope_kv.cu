@@ -181,3 +181,57 @@ extern "C" __global__ void __launch_bounds__(1024)
   store8(target + column, left);
   store8(target + half + column, right);
 }
+
+// The same where rope and rows are there before the kernels in front have come to their end, with one
+// meeting of the block: gains are there, q and k are whole warps.
+// needs Hq d % 512 == 0, (Hq + Hkv) d <= 8192; (Hq + Hkv) d / 16 threads
+extern "C" __global__ void __launch_bounds__(512)
+    qkv_row_norm_rope_kv_kept_bf16(const bf16* qkv, const float* rope, const float* q_norm,
+                                    const float* k_norm, const int* rows, bf16* q, bf16* k, bf16* v,
+                                    int q_heads, int kv_heads, int head_dim, int qkv_stride,
+                                    int rope_stride, int q_stride, int k_stride, int v_stride,
+                                    float eps) {
+  __shared__ float slots[16];
+  pdl_trigger();
+  const size_t row = blockIdx.x;
+  const int half = head_dim / 2, vectors = half / 8, item = threadIdx.x;
+  const int head = item / vectors, column = item % vectors * 8;
+  const bool of_q = head < q_heads;
+  const float* gain = of_q ? q_norm + head * head_dim : k_norm + (head - q_heads) * head_dim;
+  const float* angles = rope + row * rope_stride + column;
+  float first_gain[8], second_gain[8], cosine[8], sine[8], first[8], second[8], left[8], right[8];
+  load8(gain + column, first_gain);
+  load8(gain + half + column, second_gain);
+  load8(angles, cosine);
+  load8(angles + half, sine);
+  const size_t at = rows ? rows[row] : row;
+  pdl_wait();
+  const bf16* source = qkv + row * qkv_stride;
+  load8(source + head * head_dim + column, first);
+  load8(source + head * head_dim + half + column, second);
+  const bf16* values = source + (q_heads + kv_heads) * head_dim;
+  for (int i = item; i < 2 * kv_heads * vectors; i += blockDim.x) {  // copied as they are
+    *reinterpret_cast<uint4*>(v + at * v_stride + i * 8) = *reinterpret_cast<const uint4*>(values + i * 8);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) squares += first[i] * first[i] + second[i] * second[i];
+  squares = warp_sum(squares);
+  if (item % 32 == 0) slots[item / 32] = squares;
+  __syncthreads();
+  const int of_queries = q_heads * vectors / 32, from = of_q ? 0 : of_queries;
+  const int to = of_q ? of_queries : static_cast<int>(blockDim.x) / 32;
+  float sum = 0.0f;
+  for (int warp = from; warp < to; ++warp) sum += slots[warp];
+  const float scale = rsqrtf(sum / ((of_q ? q_heads : kv_heads) * head_dim) + eps);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float a = first[i] * (scale * first_gain[i]), b = second[i] * (scale * second_gain[i]);
+    left[i] = a * cosine[i] - b * sine[i];
+    right[i] = b * cosine[i] + a * sine[i];
+  }
+  bf16* target = of_q ? q + row * q_stride + head * head_dim
+                      : k + at * k_stride + (head - q_heads) * head_dim;
+  store8(target + column, left);
+  store8(target + half + column, right);
+}

@@ -31,8 +31,11 @@ def _ways(overlap: str, policy: Policy) -> tuple[str, ...]:
     if overlap == "both":
         return (DEFAULT, "off")
     if overlap == "each":
-        classes = (*policy.measures.stages, *FRONTS)
-        return tuple(dict.fromkeys((DEFAULT, "on", "off", *classes)))
+        stages, found = policy.measures.stages, dict[tuple[bool, ...], str]()
+        for way in (DEFAULT, "on", "off", *stages, *FRONTS):
+            at = Overlap.parse(way).at
+            found.setdefault(tuple(at(stage, front) for stage in stages for front in FRONTS), way)
+        return tuple(found.values())
     return (overlap,)
 
 
@@ -182,7 +185,8 @@ def _check_overlap(options: BenchOptions) -> None:
     stages = find_policy(options.plan.policy).measures.stages
     if options.overlap not in _WAYS:
         try:
-            known = (Overlap.parse(options.overlap).stages or frozenset()) <= set(stages)
+            named = Overlap.parse(options.overlap).stages
+            known = named <= set(stages) or options.overlap == DEFAULT
         except OptionError:
             known = False
         if not known:

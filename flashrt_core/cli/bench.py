@@ -54,9 +54,9 @@ def bench_command(
     overlap: Annotated[
         str,
         typer.Option(
-            help="Where kernels overlap: on, off, or classes of boundaries joined by +: context, "
-            "action, kernel, product. both: as plans run, then off. each: on and every class alone "
-            "too. both and each check that all ways give equal bits."
+            help="Where kernels overlap: on, off, or classes of boundaries joined by + and ,: "
+            "context, action, kernel, product. both: as plans run, then off. each: on and every "
+            "class alone too. both and each check that all ways give equal bits."
         ),
     ] = DEFAULT,
     overlap_cases: Annotated[

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from ..errors import OptionError
 
-#: Where a plan overlaps by default. On an H200 that shortens the action stage by up to two fifths;
-#: the context stage, whose products fill the GPU, gets 1 to 2 % slower (docs/benchmarks.md).
-DEFAULT = "action"
+#: Where a plan overlaps by default, whichever of these stages its policy has. On an H200 that
+#: shortens the action stage by up to two fifths and a video's blocks by 2 %; the context stage,
+#: whose products fill the GPU, would get 1 to 2 % slower (docs/benchmarks.md).
+DEFAULT = "action,video+kernel"
 #: What may stand in front of a boundary.
 FRONTS = ("kernel", "product")
 
@@ -23,19 +24,19 @@ class Overlap:
     """The classes of boundaries that overlap.
 
     Attributes:
-        stages: names of stages; None means all.
-        fronts: some of FRONTS.
+        classes: names of stages, None for any, and which of FRONTS.
     """
 
-    stages: frozenset[str] | None = None
-    fronts: frozenset[str] = frozenset(FRONTS)
+    classes: frozenset[tuple[str | None, str]] = frozenset((None, front) for front in FRONTS)
 
     @classmethod
     def parse(cls, text: str | bool) -> Overlap:
-        """Reads ``on``, ``off``, or stages and fronts with "+" between them.
+        """Reads ``on``, ``off``, or stages and fronts with "+" between them; several such with ","
+        between them.
 
         ``action`` is every boundary of that stage, ``kernel`` every one behind our own kernels,
-        ``context+action+kernel`` those of two stages behind our own kernels. True is "on".
+        ``context+action+kernel`` those of two stages behind our own kernels, ``action,kernel`` all
+        of one stage and of the others those behind our own kernels. True is "on".
 
         Raises:
             OptionError: an empty text or part.
@@ -43,17 +44,27 @@ class Overlap:
         if text is True or text == "on":
             return cls()
         if text is False or text == "off":
-            return cls(fronts=frozenset())
-        parts = str(text).split("+")
-        if not all(part.isidentifier() for part in parts) or {"on", "off"} & set(parts):
-            raise OptionError(
-                "option 'overlap'",
-                expected=f"on, off, or stages and {' and '.join(FRONTS)} joined by +",
-                got=repr(text),
-            )
-        stages = frozenset(parts) - set(FRONTS)
-        return cls(stages or None, frozenset(FRONTS) & set(parts) or frozenset(FRONTS))
+            return cls(frozenset())
+        classes: set[tuple[str | None, str]] = set()
+        for group in str(text).split(","):
+            parts = group.split("+")
+            if not all(part.isidentifier() for part in parts) or {"on", "off"} & set(parts):
+                raise OptionError(
+                    "option 'overlap'",
+                    expected=f"on, off, or stages and {' and '.join(FRONTS)} joined by + and ,",
+                    got=repr(text),
+                )
+            fronts = [part for part in parts if part in FRONTS] or FRONTS
+            stages = [part for part in parts if part not in FRONTS]
+            for front in fronts:
+                classes |= {(stage, front) for stage in stages} or {(None, front)}
+        return cls(frozenset(classes))
+
+    @property
+    def stages(self) -> frozenset[str]:
+        """Those that are named."""
+        return frozenset(stage for stage, _ in self.classes if stage is not None)
 
     def at(self, stage: str, front: str) -> bool:
         """Whether a kernel of ``stage`` may overlap with the kernel or product in front of it."""
-        return front in self.fronts and (self.stages is None or stage in self.stages)
+        return (stage, front) in self.classes or (None, front) in self.classes

@@ -27,6 +27,7 @@ def attention_ref(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    fresh: Tensor | None = None,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -107,12 +108,13 @@ def attention_launch(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    fresh: Tensor | None = None,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
     """Tensor-core kernels for the widths that policies have, plain rows for any other."""
     require_bf16("attention", q=q, k=k, v=v)
-    into = output_suffix("attention", out)
+    into, alike = output_suffix("attention", out), key_bias is None
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     packed = q.stride() == k.stride() == v.stride() and q.stride(1) == dim
     runs = heads == kv_heads and packed and rows == keys == 256 * segments and not causal
@@ -125,7 +127,6 @@ def attention_launch(
             expected="the heads of a row side by side",
             got=f"strides {q.stride()}, {k.stride()}, {v.stride()}",
         )
-    alike = key_bias is None
     shared = dim == 256 and kv_heads == 1 and segments == 1 and k.stride(0) == v.stride(0)
     if shared and not causal and alike:
         _shared_kv(launcher, q, k, v, out, out_scale, prefix_length, prefix_rows, scale)
@@ -134,7 +135,7 @@ def attention_launch(
     strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
     tensors = (q, k, v, out, out_scale, prefix_length)
     if key_bias is not None and dim == 128 and not causal and prefix_length is None:
-        biased_attention_launch(launcher, q, k, v, out, out_scale, key_bias, segments, scale)
+        biased_attention_launch(launcher, *tensors[:5], key_bias, segments, scale, kept, fresh)
         return
     if dim in HEADS_SHARED and alike:
         kernel, shared_bytes = heads_kernel(dim, into, sizes[1])
@@ -249,6 +250,7 @@ def _check(
     prefix_rows: int,
     causal: bool,
     key_bias: Tensor | None,
+    fresh: Tensor | None,
     out_scale: Tensor | None,
 ) -> None:
     check = ArgCheck("attention")
@@ -281,6 +283,8 @@ def _check(
         )
     if key_bias is not None:
         check.tensor("key_bias", key_bias, ("N",), F32)
+    if fresh is not None:
+        check.tensor("fresh", fresh, ("F",), I32)
     for name, value in (("q", q), ("k", k), ("v", v)):
         check.apart("out", out, name, value)
 
@@ -298,6 +302,7 @@ def attention(
     prefix_rows: int = 0,
     causal: bool = False,
     kept: bool = False,
+    fresh: Tensor | None = None,
     key_bias: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
@@ -318,6 +323,8 @@ def attention(
         kept: k, v and prefix_length are what an earlier stage left, and an op of this stage that
             holds the ones behind it back (``action_in``) is in front, so that a device may read
             them before the ops between have come to their end.
+        fresh: [F] int32, with ``kept``: rows of k and v that are not, as an op of this stage writes
+            them. The list itself is kept, and so is ``key_bias``.
         key_bias: [N] float32, added to the scores of each key, read when the op runs: the logarithm
             of how often a key counts, -inf for one that is not read. At least one of a run is.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
@@ -325,7 +332,7 @@ def attention(
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, out_scale)
+    _check(q, k, v, out, segments, prefix_length, prefix_rows, causal, key_bias, fresh, out_scale)
     order = {name: True for name, is_so in (("causal", causal), ("kept", kept)) if is_so}
     lane.issue(
         ATTENTION,
@@ -338,5 +345,5 @@ def attention(
         prefix_length=prefix_length,
         prefix_rows=prefix_rows,
         **order,
-        **given(key_bias=key_bias, out_scale=out_scale),
+        **given(fresh=fresh, key_bias=key_bias, out_scale=out_scale),
     )

@@ -14,8 +14,13 @@ from .skinny import LARGE_CLUSTERS
 #: in front of the biases of the one for Hopper, which has 4 bytes a key and as many a block of 64.
 _BIASED_SHARED, _SPLIT_SHARED, _BIASED_SM90_SHARED = 70_144, 113_552, 147_600
 _MOST_SHARED = 232_448
+#: Most keys that are read before the kernels in front have ended, if all are kept, and what is then
+#: in front of the biases of the one for Hopper.
+_KEPT_KEYS, _KEPT_SHARED = 128, 82_000
 #: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
 _SPLIT, _MANY_KEYS = 8, 256
+#: The end of their kernel's name, and its threads.
+_SPLIT_ENTRY = ("_cluster", 128)
 
 
 def biased_attention_launch(
@@ -28,40 +33,65 @@ def biased_attention_launch(
     key_bias: Tensor,
     segments: int,
     scale: float,
+    kept: bool = False,
+    fresh: Tensor | None = None,
 ) -> None:
     """As ``attention`` with a ``key_bias``, for heads of 128 numbers.
 
     Many rows over many keys run on Hopper's warpgroup products; few rows over many keys split these
     over clusters.
     """
+    into, all_kept = output_suffix("attention", out), kept and fresh is None
+    if _by_warpgroups(launcher, q, k, v, out, out_scale, key_bias, segments, scale, all_kept):
+        return
+    rows, keys, heads = q.shape[0] // segments, k.shape[0] // segments, q.shape[1]
+    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
+    sizes = (rows, keys, heads // k.shape[1], *strides, scale)
+    tensors, count = (q, k, v, out, out_scale, key_bias, fresh), 0 if fresh is None else len(fresh)
+    kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
+    able = launcher.architecture // 10 in LARGE_CLUSTERS
+    if able and keys >= _MANY_KEYS and heads * segments * tall <= launcher.multiprocessors:
+        grid = (_SPLIT * tall, heads, segments)
+        args = (*tensors, count if kept else 0, int(kept), *sizes)
+        end, threads = _SPLIT_ENTRY
+        split, shared = f"{kernel}{end}", _SPLIT_SHARED
+        launcher.launch(split, grid, threads, args, shared_bytes=shared, cluster=_SPLIT)
+        return
+    args = (*tensors, count, int(all_kept), *sizes)
+    launcher.launch(kernel, (tall, heads, segments), 128, args, shared_bytes=_BIASED_SHARED)
+
+
+def _by_warpgroups(
+    launcher: Launcher,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    key_bias: Tensor,
+    segments: int,
+    scale: float,
+    all_kept: bool,
+) -> bool:
+    """Launches kernels for Hopper, where they fit. Whether they do."""
     into = output_suffix("attention", out)
     (rows, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     rows, keys = rows // segments, keys // segments
-    tiles = heads * segments * blocks(rows, 16)
     padded = blocks(keys, 64) * 64
-    shared = _BIASED_SM90_SHARED + padded * 4 + padded // 64 * 4
-    long = keys >= _MANY_KEYS
+    few = keys <= _KEPT_KEYS and all_kept
+    shared = (_KEPT_SHARED if few else _BIASED_SM90_SHARED) + padded * 4 + padded // 64 * 4
     fits = heads == kv_heads and shared <= _MOST_SHARED
-    if launcher.architecture == 90 and long and fits and rows > 32:
-        maps = tuple(
-            TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
-            for each in (q, k, v)
-        )
-        args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
-        grid = (blocks(rows, 64), heads, segments)
-        pairs = grid[0] % 2 == 0
-        kernel = f"attention_biased_d128_{'shared_' if pairs else ''}{into}_sm90"
-        pair = 2 if pairs else None
-        launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=pair)
-        return
-    strides = (q.stride(0), k.stride(0), v.stride(0), out.stride(0))
-    sizes = (rows, keys, heads // kv_heads, *strides, scale)
-    every = (q, k, v, out, out_scale, key_bias, *sizes)
-    kernel, tall = f"attention_heads_d128_biased_{into}", blocks(rows, 16)
-    able = launcher.architecture // 10 in LARGE_CLUSTERS
-    if able and long and tiles <= launcher.multiprocessors:
-        grid = (_SPLIT * tall, heads, segments)
-        split = f"{kernel}_cluster"
-        launcher.launch(split, grid, 128, every, shared_bytes=_SPLIT_SHARED, cluster=_SPLIT)
-        return
-    launcher.launch(kernel, (tall, heads, segments), 128, every, shared_bytes=_BIASED_SHARED)
+    able = launcher.architecture == 90 and fits and rows > 32
+    if not able or (keys < _MANY_KEYS and not few):
+        return False
+    maps = tuple(
+        TensorMap(each.data_ptr(), each.shape[0], heads * dim, each.stride(0), 64, 64)
+        for each in (q, k, v)
+    )
+    args = (*maps, key_bias, out, out_scale, rows, keys, out.stride(0), scale)
+    grid = (blocks(rows, 64), heads, segments)
+    pairs = grid[0] % 2 == 0 and not few
+    kind = "kept_" if few else "shared_" if pairs else ""
+    kernel = f"attention_biased_d128_{kind}{into}_sm90"
+    launcher.launch(kernel, grid, 384, args, shared_bytes=shared, cluster=2 if pairs else None)
+    return True

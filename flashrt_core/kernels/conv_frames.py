@@ -54,6 +54,8 @@ def conv_frames_operands(
 
 #: Cells and channels of a block, K numbers of a step, and its shared memory; as the source has it.
 _CELLS, _CHANNELS, _STEP, _SHARED = 128, 160, 32, 92_160
+#: Of the kernel by warpgroups: K numbers of a step, and its shared memory.
+_WIDE_STEP, _WIDE_SHARED = 64, 110_592
 #: Fewest steps of a split of K.
 _LEAST_STEPS = 16
 
@@ -85,8 +87,12 @@ def conv_frames_launch(
             got=f"{channels}, {out_channels} and {bias.dtype}",
         )
     cells, depth = videos * made * out_height * out_width, kt * k * k * channels
+    into = formats[out.dtype]
+    kernel = f"conv_frames_{into}" if channels % 8 == 0 else f"conv_frames_narrow_{into}"
+    wide = _by_warpgroups(launcher, channels, into)
     grid = (blocks(cells, _CELLS), blocks(out_channels, _CHANNELS))
-    splits = _splits(launcher, grid[0] * grid[1], blocks(depth, _STEP))
+    step, shared = (_WIDE_STEP, _WIDE_SHARED) if wide else (_STEP, _SHARED)
+    splits = _splits(launcher, grid[0] * grid[1], blocks(depth, step), _LEAST_STEPS * _STEP // step)
     count = cells * out_channels
     sums = None
     if splits > 1:
@@ -95,17 +101,21 @@ def conv_frames_launch(
     sizes = (frames, 0 if past is None else past.shape[1], height, width, channels)
     target = (made, out_height, out_width, out_channels, kt, k, *strides, before, cells, depth)
     args = (x, past, weight, bias, residual, out, sums, *sizes, *target)
-    into = formats[out.dtype]
-    kernel = f"conv_frames_{into}" if channels % 8 == 0 else f"conv_frames_narrow_{into}"
-    launcher.launch(kernel, (*grid, splits), 256, args, shared_bytes=_SHARED)
+    kernel = f"{kernel}_sm90" if wide else kernel
+    launcher.launch(kernel, (*grid, splits), 256, args, shared_bytes=shared)
     if sums is not None:
         ends = (sums, bias, residual, out, count, out_channels, splits)
         launcher.launch(f"conv_sums_{into}", blocks(count, 512), 256, ends)
 
 
-def _splits(launcher: Launcher, tiles: int, steps: int) -> int:
+def _by_warpgroups(launcher: Launcher, channels: int, into: str) -> bool:
+    """Whether Hopper's products are built for such pictures."""
+    return launcher.architecture == 90 and channels % 8 == 0 and into == "bf16"
+
+
+def _splits(launcher: Launcher, tiles: int, steps: int, least: int) -> int:
     """How many blocks share the K of a tile; none of them has nothing to do."""
-    wanted = max(1, min(launcher.multiprocessors // tiles, steps // _LEAST_STEPS))
+    wanted = max(1, min(launcher.multiprocessors // tiles, steps // least))
     return blocks(steps, blocks(steps, wanted))
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ..errors import ContractError
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
 from .few_rows_linear import row_maps, streamed_plan
 from .four_bit_linear import Ends, four_bit_linear
-from .launch import Launcher, require_bf16, require_bf16_rows, row_threads
+from .launch import Launcher, output_suffix, require_bf16, require_bf16_rows, row_threads
+from .layer_norm import layer_norm_launch, layer_norm_ref
 from .low_bit import require_e4m3
 from .maths import matmul
 from .op import Lane, Op
@@ -74,12 +79,30 @@ def linear_gated_residual_ref(
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
+    normal: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    eps: float = 0.0,
+    normal_scale: Tensor | None = None,
 ) -> None:
-    """float32 accumulation, one rounding into ``out``."""
+    """float32 accumulation, one rounding into ``out`` and into ``normal``."""
     branch = matmul(x, weight, x_scale, weight_scale)
     if bias is not None:
         branch.add_(bias)
     out.copy_(torch.addcmul(out.float(), branch, gate))
+    if normal is not None:
+        layer_norm_ref(out.float(), norm_weight, norm_bias, normal, eps=eps, out_scale=normal_scale)
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """The norm of a stream behind an addition."""
+
+    weight: Tensor
+    bias: Tensor
+    out: Tensor
+    eps: float
+    scale: Tensor | None
 
 
 def linear_gated_residual_launch(
@@ -92,33 +115,58 @@ def linear_gated_residual_launch(
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
+    normal: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    eps: float = 0.0,
+    normal_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else product and gated addition as two, which is
     also what products of E4M3 operands take.
     """
+    norm = None
+    if normal is not None and norm_weight is not None and norm_bias is not None:
+        norm = _Norm(norm_weight, norm_bias, normal, eps, normal_scale)
+    if _added(launcher, x, weight, gate, out, bias, x_scale, weight_scale, norm) or not norm:
+        return
+    stream = (out, norm.weight, norm.bias, norm.out)
+    layer_norm_launch(launcher, *stream, eps=eps, out_scale=normal_scale)
+
+
+def _added(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    weight_scale: Tensor | None,
+    norm: _Norm | None,
+) -> bool:
+    """Adds to the stream. Whether it is normalised, too."""
     if weight.dtype is torch.uint8 and weight_scale is not None:
         ends, packed = Ends(bias, gate=gate, residual=out), (weight, weight_scale)
         if four_bit_linear(launcher, "linear_gated_residual", x, *packed, out, ends):
-            return
+            return False
     require_bf16("linear_gated_residual", out=out)
     rows, width = out.shape
     if x_scale is not None:
         require_e4m3("linear_gated_residual", x, weight)
         branch = launcher.workspace(rows, width)
         launcher.matmul(x, weight, None, branch, x_scale=x_scale)
-        _add_gated(launcher, branch, gate, out, bias=bias, scale=weight_scale)
-        return
+        return _add_gated(launcher, branch, gate, out, bias=bias, scale=weight_scale, norm=norm)
     require_bf16("linear_gated_residual", x=x)
     if weight_scale is not None:
         if bias is None and _whole_weights(launcher, x, weight, weight_scale, gate, out):
-            return
+            return False
         weight = expand_rows_launch(launcher, "linear_gated_residual", weight, weight_scale)
     require_bf16("linear_gated_residual", weight=weight)
     if _fused(launcher, x, weight, gate, out, bias):
-        return
+        return False
     branch = launcher.workspace(rows, width)
     launcher.matmul(x, weight, None, branch)
-    _add_gated(launcher, branch, gate, out, bias=bias, scale=None)
+    return _add_gated(launcher, branch, gate, out, bias=bias, scale=None, norm=norm)
 
 
 def _fused(
@@ -168,17 +216,25 @@ def _add_gated(
     *,
     bias: Tensor | None,
     scale: Tensor | None,
-) -> None:
-    """out += gate * (scale branch + b)."""
+    norm: _Norm | None,
+) -> bool:
+    """out += gate * (scale branch + b), and its norm where one kernel does both. Whether it did."""
     rows, width = out.shape
     threads = row_threads("linear_gated_residual", width)
     strides = (width, branch.stride(0), out.stride(0))
+    require_bf16_rows("linear_gated_residual", bias=bias)
+    args = (branch, bias, scale, gate, out)
+    if norm is not None:
+        ends = (norm.weight, norm.bias, norm.out, norm.scale, *strides)
+        into = output_suffix("linear_gated_residual", norm.out)
+        every = (*args, *ends, norm.out.stride(0), norm.eps)
+        launcher.launch(f"gated_residual_norm_{into}", rows, threads, every)
+        return True
     if bias is None and scale is None:
         launcher.launch("gated_residual_bf16", rows, threads, (branch, gate, out, *strides))
-        return
-    require_bf16_rows("linear_gated_residual", bias=bias)
-    args = (branch, bias, scale, gate, out, *strides)
-    launcher.launch("gated_residual_biased_bf16", rows, threads, args)
+        return False
+    launcher.launch("gated_residual_biased_bf16", rows, threads, (*args, *strides))
+    return False
 
 
 def linear_gated_residual_operands(
@@ -207,6 +263,11 @@ def linear_gated_residual(
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
+    normal: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    eps: float = 0.0,
+    normal_scale: Tensor | None = None,
 ) -> None:
     """out = out + gate * (x W^T + b), in place.
 
@@ -219,6 +280,10 @@ def linear_gated_residual(
         bias: [N] float, or None.
         x_scale: [1] float32, of a float8_e4m3fn ``x``.
         weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, K/run] of four bits.
+        normal: [M, N] float, apart from the others: the layer norm of what ``out`` has become; None
+            for none.
+        norm_weight, norm_bias, eps: of that norm, as of ``layer_norm``.
+        normal_scale: [1] float32, of a float8_e4m3fn ``normal``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -230,5 +295,27 @@ def linear_gated_residual(
     check.apart("out", out, "x", x)
     if bias is not None:
         check.tensor("bias", bias, ("N",))
-    scales = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
+    scales: dict[str, Any] = given(bias=bias, x_scale=x_scale, weight_scale=weight_scale)
+    if normal is not None:
+        _check_norm(check, x, out, normal_scale, normal, norm_weight, norm_bias)
+        ends = {"normal": normal, "norm_weight": norm_weight, "norm_bias": norm_bias}
+        scales |= {**ends, "eps": eps, **given(normal_scale=normal_scale)}
     lane.issue(LINEAR_GATED_RESIDUAL, x, weight, gate, out, **scales)
+
+
+def _check_norm(
+    check: ArgCheck,
+    x: Tensor,
+    out: Tensor,
+    scale: Tensor | None,
+    normal: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+) -> None:
+    for name, value in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        if value is None:
+            raise ContractError(name, expected="one with 'normal'", got=None)
+        check.tensor(name, value, ("N",), F32)
+    check.quantised("normal", normal, ("M", "N"), "normal_scale", scale, (1,))
+    check.apart("normal", normal, "x", x)
+    check.apart("normal", normal, "out", out)

@@ -27,6 +27,7 @@ def qkv_rope_kv_ref(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     rows: Tensor | None = None,
+    kept: bool = False,
 ) -> None:
     """Normalised and turned in float32, one rounding into each output."""
     split_qkv_rope(qkv.float(), rope, q, k, v, head_dim, q_norm, k_norm, eps, rows)
@@ -45,6 +46,7 @@ def qkv_rope_kv_launch(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     rows: Tensor | None = None,
+    kept: bool = False,
 ) -> None:
     """One block a row, eight angles a thread; with norms of heads a warp a head."""
     whole = k_norm is not None and len(k_norm) != head_dim
@@ -58,7 +60,7 @@ def qkv_rope_kv_launch(
     args = (qkv, rope, q, k, v, q_heads, kv_heads, head_dim, qkv.stride(0), rope.stride(0))
     strides = (0 if q is None else q.stride(0), k.stride(0), v.stride(0))
     if rows is not None or whole:
-        _whole_rows(launcher, args, strides, q_norm, k_norm, rows, eps)
+        _whole_rows(launcher, args, strides, q_norm, k_norm, rows, eps, kept)
         return
     if k_norm is not None:
         grid = (blocks(q_heads + 2 * kv_heads, 8), qkv.shape[0])
@@ -78,6 +80,7 @@ def _whole_rows(
     k_norm: Tensor | None,
     rows: Tensor | None,
     eps: float,
+    kept: bool,
 ) -> None:
     """One block holds a row of q and k; norms of heads are other kernels'."""
     qkv, rope, *outputs, q_heads, kv_heads, head_dim = args[:8]
@@ -92,8 +95,11 @@ def _whole_rows(
         )
     sizes = (q_heads, kv_heads, head_dim, *args[8:], *strides, eps)
     every = (qkv, rope, q_norm, k_norm, rows, *outputs, *sizes)
-    threads = blocks(items, 32) * 32
-    launcher.launch("qkv_row_norm_rope_kv_bf16", qkv.shape[0], threads, every)
+    threads, kernel = blocks(items, 32) * 32, "qkv_row_norm_rope_kv_bf16"
+    whole_warps = q_heads * head_dim % 512 == 0 and threads == items <= 512
+    if kept and whole_warps and q_norm is not None and k_norm is not None:
+        kernel = "qkv_row_norm_rope_kv_kept_bf16"
+    launcher.launch(kernel, qkv.shape[0], threads, every)
 
 
 QKV_ROPE_KV = Op("qkv_rope_kv", qkv_rope_kv_ref, qkv_rope_kv_launch)
@@ -140,6 +146,7 @@ def qkv_rope_kv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
     rows: Tensor | None = None,
+    kept: bool = False,
 ) -> None:
     """q = rope(qkv[:, :Dq]), k = rope(the next Dkv columns), v = the last Dkv columns.
 
@@ -161,12 +168,12 @@ def qkv_rope_kv(
         eps: added to the mean square of a head, or of a row.
         rows: [M] int32, read when the op runs: the rows of the caches that are written, all
             different. None: the first M.
+        kept: ``rope`` and ``rows`` may be read as early as what is ``kept`` of ``attention``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
     """
-    check = ArgCheck("qkv_rope_kv")
-    pool = "M" if rows is None else "P"
+    check, pool = ArgCheck("qkv_rope_kv"), "M" if rows is None else "P"
     width = check_qkv_outputs(check, rope, q, k, v, head_dim, cache_rows=pool)
     check.tensor("qkv", qkv, ("M", width))
     if rows is not None:
@@ -179,10 +186,10 @@ def qkv_rope_kv(
     )
     norms: dict[str, Any] = {}
     if k_norm is not None:
-        whole = k_norm.shape != (head_dim,)
-        norms = {"eps": eps, "k_norm": k_norm}
+        whole, norms = k_norm.shape != (head_dim,), {"eps": eps, "k_norm": k_norm}
         check.tensor("k_norm", k_norm, ("Dkv",) if whole else (head_dim,), F32)
         if q_norm is not None:
             norms["q_norm"] = q_norm
             check.tensor("q_norm", q_norm, ("Dq",) if whole else (head_dim,), F32)
-    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **norms, **given(rows=rows))
+    norms |= {**given(rows=rows), **({"kept": True} if kept else {})}
+    lane.issue(QKV_ROPE_KV, qkv, rope, q, k, v, head_dim=head_dim, **norms)

@@ -24,6 +24,7 @@ from flashrt_core.bench.machine import command_line
 from flashrt_core.bench.report import describe_run, draw, peer_lines, write_json
 from flashrt_core.bench.trace import KernelTime
 from flashrt_core.cli.main import USER_ERROR, app, run
+from flashrt_core.devices.overlap import DEFAULT
 from flashrt_core.errors import DeviceError, FlashRTError, OptionError
 from flashrt_core.load import LoadOptions
 from flashrt_core.outputs import OutputError
@@ -252,7 +253,7 @@ def test_other_overlaps_of_chosen_cases() -> None:
     cases = (Case(2, 48, 10), Case(3, 200, 50))
     options = BenchOptions(cases=cases, overlap="both", overlap_cases=cases[1:])
     plain, chosen = command._measure(SimpleNamespace(run=run), options, cases)  # type: ignore[arg-type]
-    assert ran == [("action", list(cases)), ("off", [cases[1]])]
+    assert ran == [(DEFAULT, list(cases)), ("off", [cases[1]])]
     assert "other_overlaps" not in plain
     assert list(chosen["other_overlaps"]) == ["off"] and chosen["overlap_equal_bits"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashrt_core.devices.overlap import DEFAULT
 from flashrt_core.engine import Engine
 from flashrt_core.errors import CapsuleError, FlashRTError, InputError, OptionError, SessionError
 from flashrt_core.load import LoadOptions, configuration, describe, load, qualifier
@@ -121,7 +122,7 @@ def test_every_option_is_checked_and_has_its_type_afterwards() -> None:
     session.engine.close()
 
 
-@pytest.mark.parametrize("overlap", ["on", "off", True, False, "context+kernel", "action"])
+@pytest.mark.parametrize("overlap", ["on", "off", True, False, "context+kernel", "action", DEFAULT])
 def test_overlaps_that_are_some(overlap: str | bool) -> None:
     assert describe(LoadOptions(overlap=overlap)).missing is None
 

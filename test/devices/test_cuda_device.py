@@ -17,7 +17,7 @@ from flashrt_core.devices import cuda, cuda_launcher, cuda_library, open_device
 from flashrt_core.devices.cuda_driver import CudaDriver
 from flashrt_core.devices.cuda_launcher import CudaLauncher
 from flashrt_core.devices.cuda_library import KernelLibrary, Packed, sizes
-from flashrt_core.devices.overlap import Overlap
+from flashrt_core.devices.overlap import DEFAULT, Overlap
 from flashrt_core.errors import CaptureError, ContractError, DeviceError, OptionError
 from flashrt_core.kernels.launch import Float64
 from flashrt_core.kernels.skinny import SkinnyPlan
@@ -177,6 +177,9 @@ def test_overlap_can_be_switched_off(launcher: Any) -> None:
         ("action", ["action kernel", "action product"]),
         ("product", ["context product", "action product"]),
         ("context+kernel", ["context kernel"]),
+        ("action,kernel", ["context kernel", "action kernel", "action product"]),
+        ("action+product,context+kernel", ["context kernel", "action product"]),
+        (DEFAULT, ["action kernel", "action product"]),
         ("context+action+kernel+product", [
             "context kernel", "context product", "action kernel", "action product",
         ]),
@@ -197,7 +200,9 @@ def test_overlap_by_class_of_boundary(launcher: Any, overlap: str, overlapped: l
     assert found == overlapped
 
 
-@pytest.mark.parametrize("bad", ["", "on+off", "kernel+", "a b", "off+kernel"])
+@pytest.mark.parametrize(
+    "bad", ["", "on+off", "kernel+", "a b", "off+kernel", "action,", "action,on"]
+)
 def test_unreadable_overlap(bad: str) -> None:
     with pytest.raises(OptionError, match="option 'overlap': expected on, off"):
         Overlap.parse(bad)

@@ -17,7 +17,10 @@ from flashrt_core.kernels.copy_rows import copy_rows
 from flashrt_core.kernels.frame_patches import frame_patches, frame_patches_ref
 from flashrt_core.kernels.mean_frames import mean_frames, mean_frames_ref
 from flashrt_core.kernels.rms_norm import rms_norm, rms_norm_ref
-from test.gpu import PLACE, error, run, runs_kernels
+from flashrt_core.policies import find_policy
+from flashrt_core.policies.lingbot_va.config import TIME
+from flashrt_core.policies.lingbot_va.encoder_layout import convs, groups
+from test.gpu import EMULATED, PLACE, error, run, runs_kernels
 
 from .test_cuda_ops import F32, FLOAT32, ROUNDED, empty, expected
 
@@ -94,6 +97,39 @@ def test_frames_are_convolved(
     args = (x, before, weight, bias, out)
     run(device, lambda lane: conv_frames(lane, *args, strides=strides, residual=residual))
     assert error(out, want) < (ROUNDED if into is BF16 else max(FLOAT32, depth * CUT_OFF))
+
+
+def true_sizes() -> dict[str, tuple[Any, ...]]:
+    """By name, of each kind of convolution: frames and sides of its pictures with two cameras, how
+    many frames it keeps, its weight and its strides.
+    """
+    config = find_policy("lingbot_va").config("base")
+    group, made = groups(config, 2)[0], {}
+    for conv in convs(config):
+        shape, later = conv.shape, 2 if conv.name.endswith("time") else 1
+        frames = TIME * config.frames >> max(0, conv.halves - later)
+        side = group.height >> conv.halves
+        strides = (2 if shape[1:3] == (3, 1) else 1, 2 if shape[1] == 1 else 1)
+        made[f"{side} {shape}"] = (frames, side, conv.keeps, shape, strides)
+    return made
+
+
+@pytest.mark.parametrize("name", true_sizes())
+def test_true_frames_are_convolved(device: Any, draw: Any, name: str) -> None:
+    """Where kernels are emulated, of few pictures and few of the channels that come out."""
+    frames, side, past, (out_channels, kt, k, _, channels), strides = true_sizes()[name]
+    if EMULATED:
+        frames, side, out_channels = 2, min(side, 8), min(out_channels, 168)
+    x = draw(2, frames, side, side, channels)
+    before = draw(2, past, side, side, channels) if past else None
+    weight = draw(out_channels, kt, k, k, channels, scale=(kt * k * k * channels) ** -0.5)
+    bias, made = draw(out_channels, dtype=F32), (frames + past - kt) // strides[0] + 1
+    sizes = (2, made, side // strides[1], side // strides[1], out_channels)
+    out, want = empty(*sizes), expected(sizes)
+    wide = (x.float(), None if before is None else before.float(), weight.float(), bias, want)
+    conv_frames_ref(*wide, strides=strides)
+    run(device, lambda lane: conv_frames(lane, x, before, weight, bias, out, strides=strides))
+    assert error(out, want) < ROUNDED
 
 
 @pytest.mark.parametrize("halved", [(True, True), (False, True), (False, False)])

@@ -171,8 +171,11 @@ def test_biased_attention_quantises(device: Any, draw: Any, rows: int, keys: int
     wide, out = empty(rows, 256), torch.zeros(rows, 256, device=PLACE).to(E4M3)
     options: dict[str, Any] = {"scale": 0.1, "key_bias": bias}
     run(device, lambda lane: attention(lane, q, k, v, wide, **options))
-    run(device, lambda lane: attention(lane, q, k, v, out, **options, out_scale=scale))
-    assert error(out.float() * scale, wide.float()) < 0.05
+    for kept in (False, True):
+        ends = {"out_scale": scale, "kept": kept}
+        run(device, lambda lane, e=ends: attention(lane, q, k, v, out, **options, **e))
+        assert error(out.float() * scale, wide.float()) < 0.05
+        out.zero_()
 
 
 def test_a_wide_head_attends_in_runs(device: Any, draw: Any) -> None:

@@ -103,7 +103,8 @@ class Net:
             if block < whole:
                 self._attend_history(stream, block, group, each)
                 self._attend_text(stream, block, group)
-                self._feed_forward(block, group, each)
+                following = [rows[block + 1 : block + 2] for _, rows in parts]
+                self._feed_forward(block, group, each, following)
 
     def _parts(self, stream: str, step: int, known: int) -> list[tuple[slice, int]]:
         """Runs of rows, and the rows of the step table that they take."""
@@ -122,7 +123,8 @@ class Net:
         """q|k|v of all rows; keys and values to their rows of the pool."""
         b, config = self._buffers, self._config
         for part, norm in parts:
-            self._product_of("qkv", block, group, part, (norm[GAIN], norm[SHIFT]), b["net_qkv"])
+            gains = None if block and group != "step" else (norm[GAIN], norm[SHIFT])
+            self._product_of("qkv", block, group, part, gains, b["net_qkv"])
         rows = self._prompts * self._tokens[stream]
         keys, values = (b["pool"][block, index].flatten(0, 1) for index in range(2))
         qkv_rope_kv(
@@ -137,6 +139,7 @@ class Net:
             k_norm=b["net.k_norm"][block],
             eps=config.eps,
             rows=b["net_rows"][:rows],
+            kept=True,
         )
 
     def _attend_history(
@@ -145,15 +148,18 @@ class Net:
         pool, keys = self._buffers["pool"][block], self._prompts * self._capacity
         found = (pool[0].flatten(0, 1)[:keys], pool[1].flatten(0, 1)[:keys])
         mixed = dense(self._buffers, group, "out", block)
-        self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed)
+        fresh = self._buffers["net_rows"][: self._prompts * self._tokens[stream]]
+        self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed, fresh)
+        text = [self._buffers[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias")]
+        then = dense(self._buffers, group, "text_q", block)
         for part, norm in parts:
-            self._gated("out", block, group, part, norm[GATE])
+            self._gated("out", block, group, part, norm[GATE], then, (text[0], text[1]))
 
     def _attend_text(self, stream: str, block: int, group: str) -> None:
         b, rows = self._buffers, self._prompts * self._tokens[stream]
         gain, shift = (b[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias"))
-        every = slice(0, rows)
-        self._product_of("text_q", block, group, every, (gain, shift), b["net_q"])
+        every, gains = slice(0, rows), None if group != "step" else (gain, shift)
+        self._product_of("text_q", block, group, every, gains, b["net_q"])
         q, gain = b["net_q"][:rows], b["net.text_q_norm"][block]
         rms_norm(self._lane, q, gain, q, eps=self._config.eps)
         keys = self._prompts * self._keys
@@ -163,8 +169,19 @@ class Net:
         bias = b["net.text_out_bias"][block]
         linear(self._lane, out.source[:rows], out.weight, bias, x, residual=x, **out.scales)
 
-    def _attend(self, stream: str, keys: Tensor, values: Tensor, bias: Tensor, into: Dense) -> None:
-        """Each prompt's rows over its own keys; to the input of a product."""
+    def _attend(
+        self,
+        stream: str,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor,
+        into: Dense,
+        fresh: Tensor | None = None,
+    ) -> None:
+        """Each prompt's rows over its own keys; to the input of a product.
+
+        ``fresh``: the keys that this pass writes.
+        """
         net, rows = self._config.net, self._prompts * self._tokens[stream]
         each = (-1, net.heads, net.head_dim)
         attention(
@@ -175,17 +192,31 @@ class Net:
             into.source[:rows],
             scale=net.head_dim**-0.5,
             segments=self._prompts,
+            kept=True,
+            fresh=fresh,
             key_bias=bias,
             out_scale=into.x_scale,
         )
 
-    def _feed_forward(self, block: int, group: str, parts: list[tuple[slice, Tensor]]) -> None:
+    def _feed_forward(
+        self,
+        block: int,
+        group: str,
+        parts: list[tuple[slice, Tensor]],
+        following: list[Tensor],
+    ) -> None:
+        """``following``: of each part the next block's rows of the step table, if there is one."""
         second = dense(self._buffers, group, "fc2", block)
-        for part, norm in parts:
+        for (part, norm), rows in zip(parts, following, strict=True):
             gain, shift = norm[3 + GAIN], norm[3 + SHIFT]
             into = (second.source, second.x_scale)
             self._product_of("fc1", block, group, part, (gain, shift), *into)
-            self._gated("fc2", block, group, part, norm[3 + GATE])
+            gate = norm[3 + GATE]
+            if not len(rows):
+                self._gated("fc2", block, group, part, gate)
+                continue
+            then = dense(self._buffers, group, "qkv", block + 1)
+            self._gated("fc2", block, group, part, gate, then, (rows[0, GAIN], rows[0, SHIFT]))
 
     def _product_of(
         self,
@@ -193,14 +224,16 @@ class Net:
         block: int,
         group: str,
         part: slice,
-        norm: tuple[Tensor, Tensor],
+        norm: tuple[Tensor, Tensor] | None,
         out: Tensor,
         out_scale: Tensor | None = None,
     ) -> None:
-        """out = act(norm(x) W^T + b) of some rows; where they are few, as one op."""
+        """out = act(norm(x) W^T + b) of some rows; where they are few, as one op. Without ``norm``
+        the rows lie normalised where the product reads them.
+        """
         b, site = self._buffers, dense(self._buffers, group, name, block)
         x, eps, bias = b["net_x"][part], self._config.eps, b[f"net.{name}_bias"][block]
-        if group == "step":
+        if group == "step" and norm is not None:
             layer_norm_linear(
                 self._lane,
                 x,
@@ -215,7 +248,8 @@ class Net:
             )
             return
         normal = site.source[part]
-        layer_norm(self._lane, x, *norm, normal, eps=eps, out_scale=site.x_scale)
+        if norm is not None:
+            layer_norm(self._lane, x, *norm, normal, eps=eps, out_scale=site.x_scale)
         linear(
             self._lane,
             normal,
@@ -227,11 +261,32 @@ class Net:
             **site.scales,
         )
 
-    def _gated(self, name: str, block: int, group: str, part: slice, gate: Tensor) -> None:
-        """x += gate * (what a branch ends in)."""
+    def _gated(
+        self,
+        name: str,
+        block: int,
+        group: str,
+        part: slice,
+        gate: Tensor,
+        then: Dense | None = None,
+        norm: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """x += gate * (what a branch ends in); and its norm, for the product that follows, unless
+        that has it in front.
+        """
         b, site = self._buffers, dense(self._buffers, group, name, block)
-        bias = b[f"net.{name}_bias"][block]
-        x = b["net_x"][part]
+        bias, x = b[f"net.{name}_bias"][block], b["net_x"][part]
+        args = (self._lane, site.source[part], site.weight, gate, x)
+        if then is None or norm is None or group == "step":
+            linear_gated_residual(*args, bias=bias, **site.scales)
+            return
         linear_gated_residual(
-            self._lane, site.source[part], site.weight, gate, x, bias=bias, **site.scales
+            *args,
+            bias=bias,
+            **site.scales,
+            normal=then.source[part],
+            norm_weight=norm[0],
+            norm_bias=norm[1],
+            eps=self._config.eps,
+            normal_scale=then.x_scale,
         )

@@ -21,7 +21,7 @@ def test_a_block_of_the_actions_is_ten_kernels() -> None:
     first = kernels.index("layer_norm_linear_k3072_192_16_w4_sm90")
     assert kernels[first : first + 10] == [
         "layer_norm_linear_k3072_192_16_w4_sm90",
-        "qkv_row_norm_rope_kv_bf16",
+        "qkv_row_norm_rope_kv_kept_bf16",
         "attention_heads_d128_biased_bf16_cluster",
         "linear_k3072_128_16_w4_sm90",
         "layer_norm_linear_k3072_128_16_w4_sm90",

@@ -48,6 +48,7 @@ def test_every_op_has_a_launcher(architecture: int, precision: str, preset: str)
     video = launched("video", architecture, precision, preset)
     kernels = Counter(launch.kernel for launch in video.launches)
     assert ("layer_norm_bf16_fp8" in kernels) == (precision == "fp8")
+    assert ("gated_residual_norm_fp8" in kernels) == (precision == "fp8")
     assert any(kernel.endswith("_sm90") for kernel in kernels) == (
         architecture == 90 and preset == "base"
     )
@@ -59,7 +60,7 @@ def test_a_block_of_the_actions_is_ten_kernels() -> None:
     first = kernels.index("layer_norm_linear_k3072_144_bf16_sm90")
     assert kernels[first : first + 10] == [
         "layer_norm_linear_k3072_144_bf16_sm90",
-        "qkv_row_norm_rope_kv_bf16",
+        "qkv_row_norm_rope_kv_kept_bf16",
         "attention_heads_d128_biased_bf16_cluster",
         "linear_gated_residual_k3072_96_16_bf16_sm90",
         "layer_norm_linear_k3072_96_bf16_sm90",
@@ -86,15 +87,16 @@ def test_weights_of_the_actions_fill_the_chip_at_once() -> None:
         assert one.shared_bytes + other.shared_bytes + 2048 <= 228 * 1024
 
 
-def test_a_block_of_the_video_is_fifteen_launches() -> None:
+def test_a_block_of_the_video_is_thirteen_launches() -> None:
     launcher = launched("video")
     blocks = 3 * DEPTH - 1  # of two steps and a pass that only writes
     assert launcher.products == 6 * blocks + 1 + 2
     kernels = Counter(launch.kernel for launch in launcher.launches)
     assert kernels["attention_biased_d128_shared_bf16_sm90"] == blocks
-    assert kernels["attention_heads_d128_biased_bf16"] == blocks
-    assert kernels["gated_residual_biased_bf16"] == 2 * blocks
-    assert kernels["qkv_row_norm_rope_kv_bf16"] == blocks + 1
+    assert kernels["attention_biased_d128_kept_bf16_sm90"] == blocks
+    assert kernels["gated_residual_norm_bf16"] == 2 * blocks - 2
+    assert kernels["gated_residual_biased_bf16"] == 2
+    assert kernels["qkv_row_norm_rope_kv_kept_bf16"] == blocks + 1
     assert kernels["rms_norm_bf16"] == blocks
 
 
