@@ -292,7 +292,7 @@ class CublasLt:
         return [np.array(result["algo"]["data_"], dtype=np.uint64) for result in found]
 
     def _choose(self, plan: _Plan, cold: tuple[int, int]) -> None:
-        """Time all candidates in turn, then the best few, and keep one that none is cheaper than."""
+        """Time all candidates in turn, then the best few; keep one that none is cheaper than."""
         site = plan.site
         operand, _, result, of_bias = (_TORCH[kind] for kind in _formats(site))
         x = torch.randn(site.rows * site.x_stride, device="cuda").to(operand)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..contract import BufferSpec, Role
 from ..errors import CaptureError, DeviceError, FlashRTError
-from ..kernels.forms import FORMS, Forms
 from ..kernels.launch import refuse_low_bit
 from ..kernels.op import Op
 from .algorithm_cache import cache_path
@@ -83,7 +82,6 @@ class CudaDevice:
     Args:
         overlap: where kernels may start before the one in front has finished (programmatic
             dependent launch), as :meth:`Overlap.parse` reads it. The bits are the same either way.
-        forms: which kernels stand in the place of others; the bits need not be the same.
 
     Raises:
         DeviceError: no driver, driver too old, no GPU, a GPU too old, a CPU-only build, a missing
@@ -92,11 +90,11 @@ class CudaDevice:
 
     name = "cuda"
 
-    def __init__(self, *, overlap: str | bool = DEFAULT, forms: Forms = FORMS[""]) -> None:
+    def __init__(self, *, overlap: str | bool = DEFAULT) -> None:
         allowed = Overlap.parse(overlap)
         # Whatever fails from here on, what was opened before it is closed again.
         with ExitStack() as opened:
-            self._open(opened, allowed, forms)
+            self._open(opened, allowed)
             self._opened: ExitStack | None = opened.pop_all()
         self._arena: Tensor | None = None
         self._staging = Staging(self.driver, self._stream)
@@ -104,7 +102,7 @@ class CudaDevice:
         self._programs: list[CudaProgram] = []
         self._executables: list[Any] = []  # of planned copies
 
-    def _open(self, opened: ExitStack, overlap: Overlap, forms: Forms) -> None:
+    def _open(self, opened: ExitStack, overlap: Overlap) -> None:
         self.driver = CudaDriver()
         opened.callback(self.driver.close)
         image = find_fatbin().read_bytes()
@@ -129,8 +127,7 @@ class CudaDevice:
         self.arch = f"sm_{major}{minor}"
         kernels = KernelLibrary(self.driver, image)
         opened.callback(kernels.close)
-        formed = f"-forms-{forms.name}" if forms.name else ""
-        self.library = f"{kernels.digest}-cublaslt-{version}{formed}"
+        self.library = f"{kernels.digest}-cublaslt-{version}"
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         streams = [self.driver.call("cuStreamCreate", int(flags)) for _ in range(2)]
         for stream in streams:
@@ -141,9 +138,7 @@ class CudaDevice:
         with self.driver.memory_errors("the workspace of products"):
             self.gemm = CublasLt(self.driver, self._stream, cache_path(self.driver.name, version))
         opened.callback(self.gemm.close)
-        self.launcher = CudaLauncher(
-            self.driver, kernels, self.gemm, self._stream, overlap=overlap, forms=forms
-        )
+        self.launcher = CudaLauncher(self.driver, kernels, self.gemm, self._stream, overlap=overlap)
         opened.callback(self.launcher.close)
 
     def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:

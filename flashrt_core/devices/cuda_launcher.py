@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError, ContractError
-from ..kernels.forms import Forms
-from ..kernels.launch import FormsOfKernels, Size, Way
+from ..kernels.launch import Size, Way
 from ..kernels.quantised import E4M3
 from .cublaslt import CublasLt
 from .cuda_driver import CudaDriver
@@ -24,7 +23,6 @@ from .product_site import Operands, Site
 
 PRODUCT = "matmul"  # a library product, among the names of what was launched
 _REPEATS, _ROUNDS = 6, 6  # calls in a timed graph, replays of it
-_DEFAULT_FORMS = Forms()
 
 
 class CudaLauncher:
@@ -37,7 +35,6 @@ class CudaLauncher:
         architecture: compute capability, 90 for 9.0.
         multiprocessors: of the GPU.
         memory: start and size of the device's arena.
-        forms: which kernels stand in the place of others.
         launched: names of what was launched since :meth:`begin`, in order.
     """
 
@@ -49,9 +46,7 @@ class CudaLauncher:
         stream: Any,
         *,
         overlap: Overlap,
-        forms: Forms = _DEFAULT_FORMS,
     ) -> None:
-        self.forms: FormsOfKernels = forms
         self._following: list[tuple[Any, Tensor]] = []  # of the program being planned
         self._followed = 0  # of them, those that came again
         self._driver = driver

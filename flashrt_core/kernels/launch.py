@@ -52,24 +52,11 @@ class TensorMap:
     outer: tuple[tuple[int, int, int], ...] = ()
 
 
-class FormsOfKernels(Protocol):
-    """What stands in the place of kernels (:class:`flashrt_core.kernels.forms.Forms`)."""
-
-    @property
-    def plans(self) -> Mapping[str, tuple[Any, ...]]:
-        """Plans by the kernel that they stand for."""
-
-    @property
-    def kernels(self) -> Mapping[str, str]:
-        """Entries by those that they stand for."""
-
-
 class Launcher(Protocol):
     """Puts kernels on the stream that is being captured."""
 
     architecture: int  # compute capability, 90 for 9.0
     multiprocessors: int
-    forms: FormsOfKernels  # which kernels stand in the place of others
 
     def launch(
         self,

@@ -76,10 +76,9 @@ class SkinnyPlan:
 def choose_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
 ) -> SkinnyPlan | None:
-    """The first plan that fits, or its form; None where the product needs another way."""
+    """The first plan that fits; None where the product needs another way."""
     fitting = (plan for plan in plans if plan.fits(launcher, tokens, rows, depth))
-    plan = next(fitting, None)
-    return None if plan is None else form_of(plan, launcher, tokens, rows, depth)
+    return next(fitting, None)
 
 
 def busiest(
@@ -93,12 +92,6 @@ def busiest(
 
     at_once = [plan for plan in fitting if blocks_of(plan) <= launcher.multiprocessors]
     return max(at_once, key=blocks_of, default=min(fitting, key=blocks_of, default=None))
-
-
-def form_of(plan: SkinnyPlan, launcher: Launcher, tokens: int, rows: int, depth: int) -> SkinnyPlan:
-    """The plan that the device has in the place of one; the plan itself where it has none."""
-    others = launcher.forms.plans.get(plan.kernel, ())
-    return busiest(others, launcher, tokens, rows, depth) or plan
 
 
 def whole_plans(

@@ -22,7 +22,6 @@ from torch import Tensor
 from flashrt_core.devices.cuda_library import Packed, sizes
 from flashrt_core.devices.cuda_transfer import THREADS, CudaTransfer, Parameters
 from flashrt_core.devices.transfer import Rows, pieces
-from flashrt_core.kernels.forms import FORMS
 from flashrt_core.kernels.launch import Size, Way, refuse_low_bit
 from flashrt_core.kernels.maths import ACTIVATIONS
 from flashrt_core.kernels.op import Op
@@ -153,7 +152,6 @@ class EmulatedLauncher:
         self.sources: tuple[Path, ...] = ()
         self.changes: dict[str, tuple[build.Change, ...]] = {}
         self.multiprocessors = 132
-        self.forms = FORMS[""]
         self.workers, self.order = workers, order
         self.steps: list[Callable[[], None]] = []
         self.launched: list[str] = []

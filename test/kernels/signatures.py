@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashrt_core.kernels.forms import FORMS, Forms
 from flashrt_core.kernels.launch import Float64, Size, TensorMap, Way, refuse_low_bit
 from flashrt_core.kernels.op import Op
 
@@ -103,9 +102,7 @@ class CheckingLauncher:
         multiprocessors: int = 132,
         *,
         finished: bool = True,
-        forms: Forms = FORMS[""],
     ) -> None:
-        self.forms = forms
         self.architecture = architecture
         self.multiprocessors = multiprocessors
         self.launches: list[Launch] = []
