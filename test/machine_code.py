@@ -29,6 +29,7 @@ class Promise:
         holds: pattern of an instruction that must be there.
         before: pattern of an instruction: the first ``holds`` comes before its last use.
         behind: pattern of an instruction: the first ``holds`` comes behind its first use.
+        lacks: pattern of an instruction that must not be there.
         architectures: pattern of those that it is promised on.
         why: said when it does not hold.
     """
@@ -38,6 +39,7 @@ class Promise:
     why: str
     before: str = ""
     behind: str = ""
+    lacks: str = ""
     architectures: str = r".*"
 
     def broken(self, kernel: str, code: Code) -> str | None:
@@ -53,6 +55,8 @@ class Promise:
             start = _first(code, self.behind)
             if start is None or first < start:
                 return f"{kernel}: expected {self.holds} behind {self.behind}: {self.why}"
+        if self.lacks and uses(code, self.lacks):
+            return f"{kernel}: expected no {self.lacks}: {self.why}"
         return None
 
 
@@ -88,6 +92,11 @@ PROMISES = (
     Promise(
         _FEW_ROWS + r"_(cluster|hopper|sm90)", FETCH, "weights are on their way before the wait",
         before=WAIT, architectures=_OVERLAPPING,
+    ),
+    Promise(
+        r"(linear_gated_residual|(layer_norm_)?linear)_k\d+(_by)?(_\d+)+_(bf16|i8|w4)_(cluster|sm90)",
+        WAIT, "a block does not wait for all it has under way before it fetches the next",
+        lacks=r"MEMBAR\S*GPU", architectures=r"90a",
     ),
     Promise(
         _FEW_ROWS, MMA, "products run on the tensor cores, on what came behind the wait",

@@ -166,6 +166,7 @@ GOOD = ["LDG.E.128.CONSTANT.LTC256B R4, [R2]", "PREEXIT ", "@P0 ACQBULK ", "HMMA
         ([GOOD[0], GOOD[2], GOOD[1], GOOD[3]], "expected PREEXIT before ACQBULK"),
         ([GOOD[3], *GOOD[:3]], "behind ACQBULK"),
         (GOOD[:3], "tensor cores"),
+        ([*GOOD, "MEMBAR.ALL.GPU "], "all it has under way"),
         ([], "waits for those in front"),
     ],
 )

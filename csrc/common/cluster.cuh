@@ -22,8 +22,10 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-// Without the order of what was written before, which fetches and waits for all of a block's own
-// memory: enough behind barrier_init_fence() or expect_bytes(), for barriers that others arrive at.
+// The same without order: the release above makes a block wait until all that its threads have under way in
+// memory is done (MEMBAR.ALL.GPU). At the start of a kernel that is the way to memory that everything else
+// waits for, and there is nothing to publish: a block has made its barriers, which barrier_init_fence() and
+// expect_bytes() publish, and neighbours only push, to where nothing was written yet.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -125,14 +125,15 @@ class FewRows {
     op_.fetch(tile_, thread_ / S::kOwn, split_ * S::kOwn + thread_ % S::kOwn, in_.tokens);
   }
 
-  // Scale as bf16 to shared memory.
-  __device__ __forceinline__ void fetch_scale() const {
-    for (int k = thread_ * 8; k < S::kDepth; k += S::kThreads * 8) {
-      float v[8];
-      load8(in_.scale + split_ * S::kDepth + k, v);
-      *reinterpret_cast<uint4*>(shared_ + S::kScale + k * 2) = {
-          pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7])};
-    }
+  // Scale, eight columns of a thread: on its way, and then as bf16 to shared memory.
+  __device__ __forceinline__ void load_scale(float (&v)[8]) const {
+    static_assert(S::kDepth <= S::kThreads * 8, "columns of one turn");
+    if (thread_ * 8 < S::kDepth) load8(in_.scale + split_ * S::kDepth + thread_ * 8, v);
+  }
+  __device__ __forceinline__ void leave_scale(const float (&v)[8]) const {
+    if (thread_ * 8 >= S::kDepth) return;
+    *reinterpret_cast<uint4*>(shared_ + S::kScale + thread_ * 16) = {
+        pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7])};
   }
 
   // Shift as two bf16 rows in shared memory, the value and what its rounding left.
@@ -152,11 +153,21 @@ class FewRows {
   // Of a centred norm: gain - 1 as bf16, which x is grown by; shift, and the gain that this is, each as
   // two bf16 rows.
   __device__ __forceinline__ void fetch_centred() const {
-    for (int k = thread_ * 2; k < S::kDepth; k += S::kThreads * 2) {
-      const int at = split_ * S::kDepth + k;
-      float2 gain = {1.0f, 1.0f}, shift = {0.0f, 0.0f};
-      if (in_.scale) gain = *reinterpret_cast<const float2*>(in_.scale + at);
-      if (in_.shift) shift = *reinterpret_cast<const float2*>(in_.shift + at);
+    constexpr int kTurns = (S::kDepth + 2 * S::kThreads - 1) / (2 * S::kThreads);
+    float2 gains[kTurns], shifts[kTurns];  // all on their way before the first is used
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int k = (turn * S::kThreads + thread_) * 2, at = split_ * S::kDepth + k;
+      gains[turn] = {1.0f, 1.0f}, shifts[turn] = {0.0f, 0.0f};
+      if (k >= S::kDepth) continue;
+      if (in_.scale) gains[turn] = *reinterpret_cast<const float2*>(in_.scale + at);
+      if (in_.shift) shifts[turn] = *reinterpret_cast<const float2*>(in_.shift + at);
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int k = (turn * S::kThreads + thread_) * 2;
+      if (k >= S::kDepth) break;
+      const float2 gain = gains[turn], shift = shifts[turn];
       const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
       const float2 grown = unpack2(growth);
       *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;

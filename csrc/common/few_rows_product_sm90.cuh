@@ -124,8 +124,10 @@ class WarpgroupProduct : FewRows<S, Op> {
     if constexpr (S::kCentred) {
       this->fetch_centred();
     } else if constexpr (S::kNorm) {
-      this->fetch_scale();
+      float scale[8];
+      this->load_scale(scale);
       this->fetch_shift();
+      this->leave_scale(scale);
     }
     if constexpr (S::kNorm || S::kTiles) __syncthreads();
     if constexpr (S::kSplit > 1) cluster_wait();
@@ -173,7 +175,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       }
     }
     __syncwarp();
-    if constexpr (S::kSplit > 1) cluster_arrive();
+    if constexpr (S::kSplit > 1) cluster_arrive_relaxed();
     if constexpr (S::kBulk) __syncthreads();
   }
 

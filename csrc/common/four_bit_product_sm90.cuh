@@ -114,13 +114,7 @@ class FourBitProduct : FewRows<S, Op> {
     pdl_trigger();
     if (thread_ % 128 == 0) begin();
     __syncwarp();
-    if constexpr (S::kSplit > 1) {
-      if constexpr (S::kStraight) {
-        cluster_arrive_relaxed();
-      } else {
-        cluster_arrive();
-      }
-    }
+    if constexpr (S::kSplit > 1) cluster_arrive_relaxed();
     if constexpr (S::kStraight) {
       this->prepare();
       take_tokens();

@@ -83,7 +83,7 @@ struct SkinnyShape {
 template <class S, class Op>
 class SkinnyProduct : FewRows<S, Op> {
   using Base = FewRows<S, Op>;
-  using Base::barrier, Base::fetch_scale, Base::floats, Base::grow, Base::shift_row;
+  using Base::barrier, Base::floats, Base::grow, Base::shift_row;
   using Base::in_, Base::lane_, Base::op_, Base::shared_, Base::split_, Base::thread_, Base::tile_;
   using Base::warp_, Base::kWeightsCame;
   using Weight = typename S::Weight;
@@ -159,7 +159,7 @@ class SkinnyProduct : FewRows<S, Op> {
     }
     if constexpr (S::kSplit > 1) {
       __syncwarp();
-      cluster_arrive();
+      cluster_arrive_relaxed();
     }
     if constexpr (S::kBulkWeights) __syncthreads();
   }
@@ -206,13 +206,15 @@ class SkinnyProduct : FewRows<S, Op> {
   }
 
   __device__ __forceinline__ void fetch_condition() {
-    fetch_scale();
+    float scale[8];
+    this->load_scale(scale);
     if constexpr (S::kShiftShared) {
       this->fetch_shift();
     } else {
 #pragma unroll
       for (int chunk = 0; chunk < S::kChunks; ++chunk) tokens_[chunk][0][1] = shift_part(chunk);
     }
+    this->leave_scale(scale);
     __syncthreads();
   }
 

@@ -109,9 +109,9 @@ class StreamedProduct : protected FewRows<S, Op> {
       begin();
     }
     __syncwarp();
-    if constexpr (S::kSplit > 1) cluster_arrive();
-    if constexpr (S::kNorm) this->fetch_centred();
+    if constexpr (S::kSplit > 1) cluster_arrive_relaxed();
     this->prepare();
+    if constexpr (S::kNorm) this->fetch_centred();
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
     this->probe(1);

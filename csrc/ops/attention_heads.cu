@@ -49,7 +49,7 @@ __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const 
   if constexpr (S::kSplit > 1) {
     if (threadIdx.x == 0) heads.expect_pushes();
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_relaxed();
   }
   if (!kept) pdl_wait();
   if constexpr (S::kSplit > 1) heads.mark_fresh(fresh, count);

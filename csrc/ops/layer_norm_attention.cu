@@ -87,13 +87,14 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     }
     if constexpr (S::kSelf) clear_keys();
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_relaxed();
+    const uint2 offsets = load_bias(bias);
     attention.rows = first(split_) + count(split_);
     heads::Heads<Attention> attend(attention, shared_ + S::kAttention, first(split_), tile_, 0);
     const bool attends = warp_ < Attention::kWarps;
     if (!S::kSelf && kept && attends) attend.begin();
     this->fetch_centred();
-    fetch_bias(bias);
+    leave_bias(offsets);
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
     pdl_wait();
@@ -127,19 +128,23 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     return reinterpret_cast<bf16*>(shared_ + S::kQueries);
   }
 
-  // Keys and values of rows that are not there, before anything is pushed.
+  // Keys and values of rows that are not there, to which nobody pushes.
   __device__ __forceinline__ void clear_keys() const {
-    for (int i = thread_; i < Attention::kTileBytes / 16; i += S::kThreads) {
-      reinterpret_cast<uint4*>(shared_ + S::kAttention)[i] = {0u, 0u, 0u, 0u};
+    constexpr int kPieces = S::kDim / 8;
+    for (int i = thread_; i < (S::kMaxTokens - in_.tokens) * 2 * kPieces; i += S::kThreads) {
+      const int token = in_.tokens + i / (2 * kPieces), which = i / kPieces % 2, piece = i % kPieces;
+      const int place = S::kAttention + heads::Heads<Attention>::place(token, which) + piece * 16;
+      *reinterpret_cast<uint4*>(shared_ + place) = {0u, 0u, 0u, 0u};
     }
   }
 
-  __device__ __forceinline__ void fetch_bias(const bf16* bias) const {
-    if (thread_ >= kGroups) return;
-    uint2 v = {0u, 0u};
+  __device__ __forceinline__ uint2 load_bias(const bf16* bias) const {
+    if (!bias || thread_ >= kGroups) return {0u, 0u};
     const int row = S::box_row(tile_, thread_ / (S::kDim / 4)) + thread_ % (S::kDim / 4) * 4;
-    if (bias) v = *reinterpret_cast<const uint2*>(bias + row);
-    reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = v;
+    return *reinterpret_cast<const uint2*>(bias + row);
+  }
+  __device__ __forceinline__ void leave_bias(const uint2& v) const {
+    if (thread_ < kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = v;
   }
 
   // A slot: a row that a block finishes, or behind those shift W^T and gain W^T, as this block sums it.
