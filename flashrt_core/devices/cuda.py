@@ -129,10 +129,7 @@ class CudaDevice:
         opened.callback(kernels.close)
         self.library = f"{kernels.digest}-cublaslt-{version}"
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
-        streams = [self.driver.call("cuStreamCreate", int(flags)) for _ in range(2)]
-        for stream in streams:
-            opened.callback(self.driver.call, "cuStreamDestroy", stream)
-        self._stream, aside = streams
+        self._stream, aside = (self.driver.stream(opened, int(flags)) for _ in range(2))
         self._copier = Copier(self.driver, kernels, self._stream, aside)
         self.idle: Transfer = self._copier.idle
         with self.driver.memory_errors("the workspace of products"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -103,6 +103,12 @@ class CudaDriver:
     def attribute(self, attribute: Any) -> int:
         """A number that the driver tells of the GPU."""
         return int(self.call("cuDeviceGetAttribute", attribute, self.device))
+
+    def stream(self, opened: ExitStack, flags: int) -> Any:
+        """A new stream, given back with ``opened``."""
+        stream = self.call("cuStreamCreate", flags)
+        opened.callback(self.call, "cuStreamDestroy", stream)
+        return stream
 
     def enter(self) -> None:
         """Make the context current in the calling thread."""

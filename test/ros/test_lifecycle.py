@@ -218,6 +218,7 @@ def test_a_node_that_starts_itself(start: Callable[..., Robot]) -> None:
     assert robot.target.stop() == 0
 
 
+@pytest.mark.timeout(300)
 def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Robot]) -> None:
     """Both saw two of the name and gave up, after 40 s, naming nobody."""
     first = start(autostart=True)
@@ -235,7 +236,8 @@ def test_of_two_that_start_themselves_the_first_goes_on(start: Callable[..., Rob
             for each in (first, second)
         )
 
-    wait_until(decided, 45.0, lambda: first.target.log + second.target.log)
+    # On a machine with fifteen things to do for each core both are still importing after 45 s.
+    wait_until(decided, 120.0, lambda: first.target.log + second.target.log)
     if waits(first):
         first, second = second, first
     second.wait_log(f"{waiting}{first.target.process.pid} on host '")
