@@ -16,8 +16,7 @@
 // In the entry named _short a warp has at most one tile of keys.
 // In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; it is kept with them.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
-// runs), those named _six_cluster with 192 threads, six warps; rows of k and v that fresh [count] int32
-// names are not kept, the list itself is.
+// runs); rows of k and v that fresh [count] int32 names are not kept, the list itself is.
 // source of the online softmax: arXiv 2205.14135
 #include "../common/heads.cuh"
 #include "../common/pdl.cuh"
@@ -73,8 +72,6 @@ using Split128 = Shape<128, 3, 4, 0, true, 8>;
 static_assert(Split128::kSharedBytes == 113552, "as the launcher has it");
 using Short48 = Shape<48, 1, 4, 0, false, 1, true>;
 static_assert(Short48::kSharedBytes == 14336, "as the launcher has it");
-using Split128Six = Shape<128, 2, 6, 0, true, 8>;
-static_assert(Split128Six::kSharedBytes == 113552, "as the launcher has it");
 using Wide48 = Shape<48, 4>;
 static_assert(Wide48::kSharedBytes == 57344, "as the launcher has it");
 using Wide64 = Shape<64, 4>;
@@ -121,7 +118,5 @@ FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, 128, flashrt::
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8, Biased128, 128, flashrt::e4m3)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_cluster, Split128, 128, flashrt::bf16)
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_six_cluster, Split128Six, 192, flashrt::bf16)
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_cluster, Split128, 128, flashrt::e4m3)
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_six_cluster, Split128Six, 192, flashrt::e4m3)
 #endif

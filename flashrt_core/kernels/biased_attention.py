@@ -19,8 +19,6 @@ _MOST_SHARED = 232_448
 _KEPT_KEYS, _KEPT_SHARED = 128, 82_000
 #: Blocks of a cluster that split the keys of few rows, and fewest keys of which that is worth it.
 _SPLIT, _MANY_KEYS = 8, 256
-#: The end of their kernel's name, and its threads.
-_SPLIT_ENTRY = ("_cluster", 128)
 
 
 def biased_attention_launch(
@@ -53,9 +51,8 @@ def biased_attention_launch(
     if able and keys >= _MANY_KEYS and heads * segments * tall <= launcher.multiprocessors:
         grid = (_SPLIT * tall, heads, segments)
         args = (*tensors, count if kept else 0, int(kept), *sizes)
-        end, threads = _SPLIT_ENTRY
-        split, shared = f"{kernel}{end}", _SPLIT_SHARED
-        launcher.launch(split, grid, threads, args, shared_bytes=shared, cluster=_SPLIT)
+        split, shared = f"{kernel}_cluster", _SPLIT_SHARED
+        launcher.launch(split, grid, 128, args, shared_bytes=shared, cluster=_SPLIT)
         return
     args = (*tensors, count, int(all_kept), *sizes)
     launcher.launch(kernel, (tall, heads, segments), 128, args, shared_bytes=_BIASED_SHARED)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from flashrt_core.kernels import biased_attention
 from flashrt_core.kernels.attention import attention, attention_ref
 from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual,
@@ -60,13 +59,6 @@ def test_keys_of_an_earlier_stage(
     wide = [each.float().nan_to_num(0.0, 0.0, 0.0) for each in (q, k, v)]
     attention_ref(*wide, want, **options)
     assert error(out, want) < PROBABILITIES
-
-
-def test_six_warps_share_keys(device: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As warps of four do, by the other kernel of few rows over many keys."""
-    monkeypatch.setattr(biased_attention, "_SPLIT_ENTRY", ("_six_cluster", 192))
-    for rows, keys, runs in ((16, 600, 1), (9, 259, 2), (16, 2160, 1)):
-        test_keys_of_an_earlier_stage(device, draw, rows, keys, runs, True, 0.5)
 
 
 @pytest.mark.parametrize("heads", [24, 8])

@@ -31,6 +31,8 @@ INPUT, STALE_STATE, CAPSULE, STORE_FULL, SESSION, SESSION_LIMIT = 11, 12, 40, 41
 TIMEOUT, STALE_INPUT = 82, 83
 
 
+#: Ages that outlast the module: one set of messages serves every test.
+AGES = {"camera__front__max_age_s": 600.0, "joints__max_age_s": 600.0}
 #: On which device the node runs: its parameters.
 DEVICES = {"cpu": {}, "cuda": {"device": "cuda", "precision": "bf16"}}
 
@@ -42,14 +44,7 @@ def device(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def robot(start: Callable[..., Robot], device: dict[str, Any]) -> Robot:
-    # Ages that outlast the module: one set of messages serves every test.
-    robot = start(
-        max_sessions=3,
-        capsule_slots=2,
-        camera__front__max_age_s=600.0,
-        joints__max_age_s=600.0,
-        **device,
-    )
+    robot = start(max_sessions=3, capsule_slots=2, **AGES, **device)
     robot.bring_up()
     robot.publish("front", image())
     robot.publish("joints", joint_state())
@@ -319,8 +314,7 @@ def test_padding_and_channel_order_do_not_change_a_bit(robot: Robot) -> None:
 def test_images_that_the_device_decodes_give_equal_bits(
     robot: Robot, start: Callable[..., Robot], device: dict[str, Any]
 ) -> None:
-    ages = {"camera__front__max_age_s": 600.0, "joints__max_age_s": 600.0}
-    other = start(**ages, camera_bytes=3 * 56 * 56, **device)
+    other = start(**AGES, camera_bytes=3 * 56 * 56, **device)
     other.bring_up()
     other.feed("joints")
     pixels = np.random.default_rng(6).integers(0, 256, (48, 60, 3), dtype=np.uint8)
@@ -354,9 +348,8 @@ def test_compressed_images_of_any_size_beside_raw_ones(
     for camera_bytes in (0, 3 * 60 * 60):
         target = start(
             camera__front__transport="compressed",
-            camera__front__max_age_s=600.0,
-            joints__max_age_s=600.0,
             camera_bytes=camera_bytes,
+            **AGES,
             **device,
         )
         target.bring_up()
