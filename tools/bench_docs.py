@@ -141,10 +141,10 @@ def precision(result: Result) -> str:
     return f"{wrap(text)}\n\n{table(columns, rows)}"
 
 
-def low_bit(result: Result) -> str:
-    """Plans of 8 bits beside those of 16 in the same run, with their distance to float32."""
+def low_bit(result: Result, layer: str = "expert layer, µs") -> str:
+    """Plans of few bits, with their distance to float32; ``layer``: a column's title."""
     columns = ["views x tokens x horizon", "plan", "replay p50 / p95 / p99, ms", "call p50, ms"]
-    columns += [*result["cases"][0]["stage_ms"], "kernels", "expert layer, µs"]
+    columns += [*result["cases"][0]["stage_ms"], "kernels", layer]
     columns += ["cosine of action rows, mean / least", "calibration"]
     rows = []
     for case in result["cases"]:
@@ -169,6 +169,11 @@ def low_bit(result: Result) -> str:
         "that the plan was not calibrated on."
     )
     return f"{wrap([head])}\n\n```\n{result['command']}\n```\n\n{table(columns, rows)}"
+
+
+def second_low_bit(result: Result) -> str:
+    """The same of a policy whose sampler has blocks."""
+    return low_bit(result, "block of a step, µs")
 
 
 def capsules(result: Result) -> str:
@@ -292,13 +297,11 @@ BLOCKS = {
         "groot_n17_bf16.json",
         second_policy,
         "## GR00T N1.7",
-        nothing="bf16 was measured beside fp8, in the table below. Alone, with overlap off and "
-        "LeRobot's code beside it, it is not measured yet",
     ),
-    "groot_low_bit": Block("groot_n17_fp8.json", second_policy, "### bf16 and 8 bits"),
+    "groot_low_bit": Block("groot_n17_fp8.json", second_low_bit, "### 8 bits"),
     "groot_capsules": Block("groot_n17_capsule.json", capsules, "### Capsules"),
     "lingbot": Block("lingbot_va_bf16.json", second_policy, "## LingBot-VA"),
-    "lingbot_low_bit": Block("lingbot_va_low_bit.json", second_policy, "### 8 and 4 bits"),
+    "lingbot_low_bit": Block("lingbot_va_low_bit.json", second_low_bit, "### 8 and 4 bits"),
     "lingbot_capsules": Block("lingbot_va_capsule.json", capsules, "### Capsules"),
     "lingbot_episodes": Block("lingbot_va_episodes.json", episodes, "### Beside LeRobot's code"),
 }
