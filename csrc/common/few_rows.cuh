@@ -33,7 +33,6 @@
 #include <cstdint>
 
 #include "cluster.cuh"
-#include "probe.cuh"
 #include "stream.cuh"
 #include "tile_copy.cuh"
 #include "vector.cuh"
@@ -75,12 +74,6 @@ struct NeighbourRows {
 template <class S, class Op>
 class FewRows {
  protected:
-  // With FLASHRT_PROBE: the kernel has come to that point (probe.cuh).
-  __device__ __forceinline__ void probe(int event) const {
-    probe_event((S::kWhole ? 4 : 0) + (S::kCentred ? 0 : 8) + (S::kNorm ? 0 : 2) +
-                    (S::kInner > 2048 || S::kRows == 64 || S::kRows == 96),
-                event);
-  }
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
   static constexpr int kFrom = S::kSplit - (S::kOwnStays ? 1 : 0);  // blocks whose pushes come
   // Tokens that are no rows of x: where the first of them is, seen from the end, and how many.
@@ -197,7 +190,6 @@ class FewRows {
     __syncthreads();
     if constexpr (S::kSplit > 1) {
       scatter();
-      probe(6);
       if constexpr (S::kLean) {
         barrier_wait(shared_address(barrier(kPushed)), 0);
       } else {
@@ -205,7 +197,6 @@ class FewRows {
       }
     }
     finish();
-    probe(7);
   }
 
   FewRowsInput<typename S::Weight> in_;

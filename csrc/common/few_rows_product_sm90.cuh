@@ -117,7 +117,6 @@ class WarpgroupProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     pdl_trigger();
-    this->probe(0);
     set_barriers();
     if constexpr (S::kRegisters) fetch_weights();
     if constexpr (S::kBulk) fetch_rows();
@@ -131,11 +130,8 @@ class WarpgroupProduct : FewRows<S, Op> {
     }
     if constexpr (S::kNorm || S::kTiles) __syncthreads();
     if constexpr (S::kSplit > 1) cluster_wait();
-    this->probe(1);
     pdl_wait();
-    this->probe(2);
     multiply();
-    this->probe(5);
     this->collect();
   }
 

@@ -101,7 +101,6 @@ class SkinnyProduct : FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     pdl_trigger();
-    this->probe(0);
     if constexpr (S::kBulkWeights || S::kSplit > 1) set_barriers();
     if constexpr (S::kBulkWeights) {
       fetch_weights_bulk();
@@ -111,10 +110,8 @@ class SkinnyProduct : FewRows<S, Op> {
     this->prepare();
     if constexpr (S::kNorm) fetch_condition();
     if constexpr (S::kSplit > 1) cluster_wait();
-    this->probe(1);
     begin();
     multiply();
-    this->probe(5);
     this->collect();
   }
 
@@ -122,7 +119,6 @@ class SkinnyProduct : FewRows<S, Op> {
   // From the end of the kernel in front to all that the products take.
   __device__ __forceinline__ void begin() {
     pdl_wait();
-    this->probe(2);
     fetch_tokens();
     this->fetch();
     if constexpr (S::kWhole) widening_.begin();
@@ -136,7 +132,6 @@ class SkinnyProduct : FewRows<S, Op> {
         }
       }
     }
-    this->probe(3);
   }
 
   // Row of W in shared memory: rows of a column of all row warps are neighbours, so they come at once.

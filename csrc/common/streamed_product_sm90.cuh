@@ -103,7 +103,6 @@ class StreamedProduct : protected FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     if constexpr (!S::kLate) pdl_trigger();
-    this->probe(0);
     if (thread_ == 0) {
       if constexpr (S::kSplit > 1) this->expect_pushes();
       begin();
@@ -114,9 +113,7 @@ class StreamedProduct : protected FewRows<S, Op> {
     if constexpr (S::kNorm) this->fetch_centred();
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
-    this->probe(1);
     pdl_wait();
-    this->probe(2);
     if (thread_ == 0) fetch_first_tokens();
     this->fetch();
     multiply();
@@ -200,8 +197,6 @@ class StreamedProduct : protected FewRows<S, Op> {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
       if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
-      if (turn == 0) this->probe(3);
-      if (turn == S::kSteps / S::kGroups - 1) this->probe(4);
       uint32_t x[4][4];
       load_operands(step, x, squares, totals);
       const uint64_t w = wgmma_tile(shared_address(stage(step)));
@@ -230,7 +225,6 @@ class StreamedProduct : protected FewRows<S, Op> {
         if (turn == (S::kSteps - S::kStages) / S::kGroups - 1) pdl_trigger();
       }
     }
-    this->probe(5);
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
     if constexpr (S::kUnder && S::kRows <= 96) squares[2] = others[2], squares[3] = others[3];

@@ -1,8 +1,0 @@
-// As csrc/common/probe.cuh: clocks mean nothing here.
-#pragma once
-
-namespace flashrt {
-
-inline void probe_event(int, int) {}
-
-}  // namespace flashrt
