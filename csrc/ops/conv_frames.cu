@@ -11,49 +11,18 @@
 // A product of M cells and O channels whose rows of x are gathered, 32 of the K numbers at a time: a copy
 // takes neighbours of one cell, or zeros outside of the picture. Eight warps have 32 cells by 80 channels
 // each; four stages of 32 are in shared memory.
-#pragma once  // conv_frames_sm90.cu has the same cells by other products
-
-#include <cstdint>
-
+#include "../common/frame_cells.cuh"
 #include "../common/mma.cuh"
-#include "../common/pdl.cuh"
-#include "../common/stream.cuh"
-#include "../common/vector.cuh"
 
 namespace flashrt {
 namespace conv {
 
-constexpr int kCells = 128, kChannels = 160, kDepth = 32, kStages = 4, kThreads = 256;
+constexpr int kDepth = 32, kStages = 4;
 constexpr int kPitch = kDepth + 8;  // elements; eight rows of an ldmatrix lie in different banks
 constexpr int kTile = (kCells + kChannels) * kPitch;
 constexpr int kSharedBytes = kStages * kTile * 2;
 static_assert(kSharedBytes == 92160, "as the launcher has it");
 static_assert(kPitch / 8 % 2 == 1, "no bank conflicts");
-
-struct Args {
-  const bf16 *x, *past, *weight;
-  int frames, past_frames, height, width, channels;
-  int made, out_height, out_width, out_channels;  // T' H' W' O
-  int kt, k, stride_time, stride_space, before;
-  int cells, depth;  // M, K
-};
-
-// Where a K number lies: in which tap of the kernel, and its channel.
-struct Tap {
-  int time, row, column, channel;
-
-  __device__ __forceinline__ void advance(const Args& args, int by) {
-    channel += by;
-    while (channel >= args.channels) {
-      channel -= args.channels;
-      if (++column < args.k) continue;
-      column = 0;
-      if (++row < args.k) continue;
-      row = 0;
-      ++time;
-    }
-  }
-};
 
 // kVector numbers a copy.
 template <int kVector>
@@ -195,23 +164,6 @@ class Product {
   Tap tap_;
   float sums_[2][10][4] = {};
 };
-
-__device__ __forceinline__ void store(bf16* out, float low, float high) {
-  *reinterpret_cast<uint32_t*>(out) = pack2(low, high);
-}
-__device__ __forceinline__ void store(float* out, float low, float high) {
-  *reinterpret_cast<float2*>(out) = {low, high};
-}
-
-__device__ __forceinline__ float2 ended(float low, float high, const float* bias, const bf16* residual,
-                                        size_t at) {
-  float2 sum = {low + bias[0], high + bias[1]};
-  if (residual) {
-    const float2 before = unpack2(load_fresh1(residual + at));
-    sum = {sum.x + before.x, sum.y + before.y};
-  }
-  return sum;
-}
 
 template <int kVector, class Out>
 __device__ __forceinline__ void convolve(const Args& args, const float* bias, const bf16* residual,

@@ -6,8 +6,8 @@
 // a time by copies of 16 bytes, into three stages whose rows of 128 bytes lie as the products take them, so
 // that two blocks share a multiprocessor.
 #include "../common/cluster.cuh"
+#include "../common/frame_cells.cuh"
 #include "../common/wgmma.cuh"
-#include "conv_frames.cu"
 
 #ifdef FLASHRT_SM90A
 
