@@ -15,19 +15,22 @@
 // Weights are bf16, or int8 with a float32 scale a row (S::kWhole): widened to bf16, which holds them
 // exactly, on their way to the tensor cores; the finished sum is multiplied by its row's scale.
 //
-// A shape S gives, besides the names above: Weight, its type; Product, the class that multiplies; kThreads; kInner = K;
-// kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those this
-// block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
-// part; kSquareParts partial sums of x^2; and where they lie in shared memory.
+// A shape S gives, besides the names above: Weight, its type; Product, the class that multiplies; kThreads;
+// kInner = K; kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those
+// this block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
+// part; kSquareParts partial sums of x^2; kVectors, with kCentred, of the four rows of shift and gain those
+// that are kept: without the last, the product finds it from what x is grown by; and where they lie in
+// shared memory.
 //
-// With kLean, barriers are waited for with the scope of the block: what they bring lies in shared memory,
-// and no wait empties the first-level cache (tile_copy.cuh).
+// With kBlockScope barriers are waited for with the scope of the block: what they bring lies in shared
+// memory, and no wait empties the first-level cache (tile_copy.cuh).
 //
 // A block pushes its sums to itself too, unless S::kOwnStays: then they are taken from where they lie.
 //
 // An op gives: which row of W a block's row is (weight_row), the rows of an item (low_row, high_row and
-// the row behind each; kNeighbours where they are four in a row) and their scales (row_scales), what to read before the kernel in
-// front has finished (prepare) and after (fetch, kFetches), and what to do with four sums (finish).
+// the row behind each; kNeighbours where they are four in a row) and their scales (row_scales), what to
+// read before the kernel in front has finished (prepare) and after (fetch, kFetches), and what to do with
+// four sums (finish).
 #pragma once
 
 #include <cstdint>
@@ -96,6 +99,13 @@ class FewRows {
   }
 
   // By one thread, before it arrives at the cluster.
+  __device__ __forceinline__ void wait(int index) const {
+    if constexpr (S::kBlockScope) {
+      barrier_wait(shared_address(barrier(index)), 0);
+    } else {
+      wait_bytes(barrier(index));
+    }
+  }
   __device__ __forceinline__ void expect_pushes() const {
     const int rows = in_.tokens + kExtra;
     const int squares = S::kNorm ? in_.tokens * (S::kCentred ? 8 : 4) : 0;
@@ -190,11 +200,7 @@ class FewRows {
     __syncthreads();
     if constexpr (S::kSplit > 1) {
       scatter();
-      if constexpr (S::kLean) {
-        barrier_wait(shared_address(barrier(kPushed)), 0);
-      } else {
-        wait_bytes(barrier(kPushed));
-      }
+      wait(kPushed);
     }
     finish();
   }

@@ -43,7 +43,7 @@ struct WarpgroupShape {
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
-  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kLean = false;
+  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kBlockScope = false;
   static constexpr bool kOwnStays = false;
   static constexpr int kVectors = 4;
   // The last two carry shift, with kCentred the last four shift and gain.

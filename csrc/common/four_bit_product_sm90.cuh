@@ -23,7 +23,7 @@
 // With kStraight no copy engine fetches x: threads load it as soon as they may, all at once and what
 // conditions it before, and leave it, conditioned, where the products read it. So a block waits for memory
 // once, and asks for no more of its weight than it has places for: a kernel of few microseconds has no time
-// for it twice. For its neighbours it waits only when it pushes to them (few_rows.cuh, kLean).
+// for it twice. For its neighbours it waits only when it pushes to them (few_rows.cuh, kBlockScope).
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,8 @@ struct FourBitShape {
   using Product = FourBitProduct<FourBitShape, Op>;
   using Weight = FourBitTile;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
-  static constexpr bool kStraight = kStraight_, kLean = kStraight;
+  static constexpr bool kStraight = kStraight_, kBlockScope = kStraight;
   static constexpr bool kOwnStays = false;
-  static constexpr int kVectors = 4;
   static constexpr int kDeep = kDeep_, kPieces = kPieces_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64 * kDeep;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);

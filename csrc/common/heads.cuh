@@ -24,13 +24,13 @@ constexpr int kRows = 16, kKeys = 16;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // kStages tiles of keys and values a warp in shared memory. kOnce: there are no more than a tile a warp.
-template <int kDim_, int kStages_, int kWarps_ = 4, int kBarrier_ = 0, bool kBiased_ = false,
-          int kSplit_ = 1, bool kOnce_ = false>
+template <int kDim_, int kStages_, int kBarrier_ = 0, bool kBiased_ = false, int kSplit_ = 1,
+          bool kOnce_ = false>
 struct Shape {
   static constexpr bool kBiased = kBiased_, kOnce = kOnce_;
   static_assert(!kOnce || kStages_ == 1, "one tile");
   static constexpr int kSplit = kSplit_, kOwnRows = kRows / kSplit;  // rows that a block finishes
-  static constexpr int kDim = kDim_, kStages = kStages_, kWarps = kWarps_;
+  static constexpr int kDim = kDim_, kStages = kStages_, kWarps = 4;
   static constexpr int kBarrier = kBarrier_;  // of these warps, where the block has others
   static constexpr int kPitch = kDim + 8;  // elements; eight rows of an ldmatrix lie in different banks
   static constexpr int kTile = kKeys * kPitch;

@@ -27,7 +27,7 @@ struct ResidentShape {
   using Product = ResidentProduct<ResidentShape, Op>;
   using Weight = int8_t;
   using Piece = WeightPiece<Weight>;
-  static constexpr bool kWhole = true, kNorm = false, kCentred = false, kSteady = false, kLean = true;
+  static constexpr bool kWhole = true, kNorm = false, kCentred = false, kSteady = false, kBlockScope = true;
   static constexpr bool kOwnStays = false;
   static constexpr int kSteps = kSteps_, kSplit = kSplit_, kTokens = 48, kMaxTokens = kTokens;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kRows = 64;

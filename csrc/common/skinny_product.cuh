@@ -23,10 +23,10 @@ namespace flashrt {
 template <class S, class Op>
 class SkinnyProduct;
 
-// kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp; kLean as
-// in few_rows.cuh.
+// kTiles: 16-token tiles; kColumns: 8-row tiles of W a warp; kChunks: 32-wide pieces of K a warp;
+// kBlockScope as in few_rows.cuh.
 template <int kTiles_, int kColumns_, int kChunks_, int kRowWarps_, int kDepthWarps_, int kSplit_,
-          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16, bool kLean_ = false>
+          From kWeights_, int kWindow_, bool kNorm_, class Weight_ = bf16, bool kBlockScope_ = false>
 struct SkinnyShape {
   template <class Op>
   using Product = SkinnyProduct<SkinnyShape, Op>;
@@ -37,7 +37,7 @@ struct SkinnyShape {
   static constexpr int kRowWarps = kRowWarps_, kDepthWarps = kDepthWarps_;
   static constexpr int kSplit = kSplit_;
   static constexpr bool kBulkWeights = kWeights_ == From::kBulk, kNorm = kNorm_;
-  static constexpr bool kCentred = false, kSteady = false, kLean = kLean_;
+  static constexpr bool kCentred = false, kSteady = false, kBlockScope = kBlockScope_;
   static constexpr bool kOwnStays = false;
   static constexpr int kWindow = kWindow_;  // columns of W under way at a time, in bulk copies
 
@@ -125,11 +125,7 @@ class SkinnyProduct : FewRows<S, Op> {
     if constexpr (S::kBulkWeights) {
 #pragma unroll
       for (int column = 0; column < S::kColumns; ++column) {
-        if constexpr (S::kLean) {
-          barrier_wait(shared_address(barrier(kWeightsCame + column)), 0);
-        } else {
-          wait_bytes(barrier(kWeightsCame + column));
-        }
+        this->wait(kWeightsCame + column);
       }
     }
   }

@@ -12,6 +12,10 @@
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
 // won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
 //
+// With kSlim a block keeps its own sums where they lie and three of the four rows of shift and gain: less
+// shared memory, for a little more work. With fewer stages of x than of W (kTokenStages) each has barriers of
+// its own.
+//
 // With kUnder the sums of x and of its squares are made while the tensor cores have the warpgroup's product:
 // in front of it they are a chain of products that it waits for.
 //
@@ -41,14 +45,12 @@ struct StreamedShape {
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
-  static constexpr bool kUnder = kUnder_ && kNorm, kLean = false;
-  // Slim: less shared memory, for a little more work.
+  static constexpr bool kUnder = kUnder_ && kNorm, kBlockScope = false;
   static constexpr bool kOwnStays = kSlim_;
   static constexpr int kVectors = kSlim_ ? 3 : 4;  // rows of shift and gain that are kept
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kLate = kLate_;
-  // Where x has fewer stages than W, they are apart, with barriers of their own.
   static constexpr int kTokenStages = kTokenStages_;
   static constexpr bool kApart = kTokenStages != kStages;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
@@ -80,7 +82,8 @@ struct StreamedShape {
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kFrom * kTokens * kOwn * 16 : 0);
   static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kFrom * kTokens * 8 : 0);
-  static constexpr int kSharedBytes = (kBarriers + (1 + kStages + (kApart ? kTokenStages : 0)) * 8 + 15) / 16 * 16;
+  static constexpr int kCounted = 1 + kStages + (kApart ? kTokenStages : 0);  // barriers
+  static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
   static_assert(kTokenStages % kGroups == 0 && kTokenStages <= kStages, "whole turns");
   static_assert(kStageBytes % 1024 == 0 && kBarriers % 8 == 0, "aligned");
 };

@@ -40,11 +40,11 @@ static_assert(kSplits == kWarps, "a warp's columns go to one block");
 
 using Operand = uint32_t[4];  // 16 rows of 16 values, over the lanes of a warp
 
-// kTiles: 8-row tiles of queries a block; kKeyTiles: 16-key tiles, at most one a warp; kLean as in
+// kTiles: 8-row tiles of queries a block; kKeyTiles: 16-key tiles, at most one a warp; kBlockScope as in
 // few_rows.cuh.
-template <int kTiles_, int kKeyTiles_, bool kLean_ = false>
+template <int kTiles_, int kKeyTiles_, bool kBlockScope_ = false>
 struct Shape {
-  static constexpr bool kLean = kLean_;
+  static constexpr bool kBlockScope = kBlockScope_;
   static constexpr int kTiles = kTiles_, kKeyTiles = kKeyTiles_;
   static constexpr int kRows = 8 * kTiles, kKeys = 16 * kKeyTiles;
   static_assert(kKeyTiles <= kWarps && 2 * kTiles <= kWarps, "");
@@ -130,7 +130,7 @@ class FewQueries {
     return reinterpret_cast<uint64_t*>(shared_ + S::kBarriers) + index;
   }
   __device__ __forceinline__ void wait(int index) const {
-    if constexpr (S::kLean) {
+    if constexpr (S::kBlockScope) {
       barrier_wait(shared_address(barrier(index)), 0);
     } else {
       wait_bytes(barrier(index));

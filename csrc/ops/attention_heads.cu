@@ -14,7 +14,8 @@
 // kept: keys, values and prefix_length are an earlier stage's, so they are read before pdl_wait(). This is
 // safe behind a kernel that waits before it triggers (action_in does).
 // In the entry named _short a warp has at most one tile of keys.
-// In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; it is kept with them.
+// In the entries named _biased keys count as key_bias [N] float32 says, -inf: not at all; it is kept with
+// them.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
 // runs); rows of k and v that fresh [count] int32 names are not kept, the list itself is.
 // source of the online softmax: arXiv 2205.14135
@@ -66,11 +67,11 @@ __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const 
   }
 }
 
-using Biased128 = Shape<128, 2, 4, 0, true>;
+using Biased128 = Shape<128, 2, 0, true>;
 static_assert(Biased128::kSharedBytes == 70144, "as the launcher has it");
-using Split128 = Shape<128, 3, 4, 0, true, 8>;
+using Split128 = Shape<128, 3, 0, true, 8>;
 static_assert(Split128::kSharedBytes == 113552, "as the launcher has it");
-using Short48 = Shape<48, 1, 4, 0, false, 1, true>;
+using Short48 = Shape<48, 1, 0, false, 1, true>;
 static_assert(Short48::kSharedBytes == 14336, "as the launcher has it");
 using Wide48 = Shape<48, 4>;
 static_assert(Wide48::kSharedBytes == 57344, "as the launcher has it");
@@ -102,8 +103,8 @@ FLASHRT_HEADS(attention_heads_d48_fp8, Wide48, flashrt::e4m3)
 FLASHRT_HEADS(attention_heads_d64_fp8, Wide64, flashrt::e4m3)
 FLASHRT_HEADS(attention_heads_d128_fp8, Wide128, flashrt::e4m3)
 
-#define FLASHRT_HEADS_BIASED(name, Shape, kThreads, Out)                                           \
-  extern "C" __global__ void __launch_bounds__(kThreads)                                           \
+#define FLASHRT_HEADS_BIASED(name, Shape, Out)                                                     \
+  extern "C" __global__ void __launch_bounds__(128)                                                \
       name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v, Out* out,       \
            const float* out_scale, const float* key_bias, const int* fresh, int count, int kept,   \
            int rows_run, int keys_run, int group, int q_stride, int k_stride, int v_stride,        \
@@ -114,9 +115,9 @@ FLASHRT_HEADS(attention_heads_d128_fp8, Wide128, flashrt::e4m3)
         out, out_scale, out_stride, fresh, count, kept);                                           \
   }
 
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, 128, flashrt::bf16)
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8, Biased128, 128, flashrt::e4m3)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, flashrt::bf16)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8, Biased128, flashrt::e4m3)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_cluster, Split128, 128, flashrt::bf16)
-FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_cluster, Split128, 128, flashrt::e4m3)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_cluster, Split128, flashrt::bf16)
+FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_cluster, Split128, flashrt::e4m3)
 #endif

@@ -7,8 +7,9 @@
 // comes as a map
 // act as in activation.cuh, without the form with the error function
 // float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
-// needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and 32 else; K as named, N a multiple of the rows of a block; grid of
-// N / rows clusters; no workspace
+// int8: each block asks for its share of `bytes` at `next` (or null), the weight of such a product further on
+// needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and as named, or 32, else;
+// K as named, N a multiple of the rows of a block; grid of N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/linear_out.cuh"

@@ -1,8 +1,9 @@
 // linear with weights of four bits: y = gate act(x W^T + b) + residual
 // layer_norm_linear with such: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
 // x [A, K] bf16, as it lies with 16-byte aligned rows for up to 16 tokens and for 80, else as a tile map of
-// 64 columns by the tokens of a block; y [A, N] bf16, rows of x, y and residual *_stride elements apart; b [N], residual [A, N] bf16 or null, residual may be y; gate [N] float32 or
-// null: 1; gain, shift [K] float32 or null
+// 64 columns by the tokens of a block; y [A, N] bf16, rows of x, y and residual *_stride elements apart;
+// b [N], residual [A, N] bf16 or null, residual may be y; gate [N] float32 or null: 1; gain, shift [K]
+// float32 or null
 // W [N, K] in tiles of four-bit numbers with weight_scale [N, K / 128] float32 in tiles of rows
 // (four_bit_product_sm90.cuh, flashrt_core/kernels/four_bits.py)
 // act as in activation.cuh, without the form with the error function

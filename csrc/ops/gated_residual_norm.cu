@@ -1,7 +1,7 @@
-// gated_residual_norm: out += gate * (scale x + b), and its layer norm: y = (out - mean) / sqrt(var + eps) * w
-// + c, row by row
-// x [M, D] bf16, a product; b [D] bf16, scale [D] float32, or null; gate, w, c [D] float32; out [M, D] bf16; y [M, D]
-// bf16, or E4M3 with a scale; rows *_stride elements apart
+// gated_residual_norm: out += gate * (scale x + b), and row by row its layer norm:
+// y = (out - mean) / sqrt(var + eps) * w + c
+// x [M, D] bf16, a product; b [D] bf16, scale [D] float32, or null; gate, w, c [D] float32; out [M, D] bf16;
+// y [M, D] bf16, or E4M3 with a scale; rows *_stride elements apart
 // float32 throughout, one rounding into each; the norm is that of what was rounded
 // needs D % 8 == 0, D <= 8192, 16-byte aligned rows; one block of D / 8 threads (whole warps) a row
 // bound: memory, 8 M D bytes

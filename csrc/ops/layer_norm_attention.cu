@@ -47,9 +47,9 @@ struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 
   static_assert(!kSelf || kMaxTokens <= Attention::kWarps * heads::kKeys, "a tile of keys a warp");
 };
 
-using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 4, 3>>;
+using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 3>>;
 static_assert(ContextAttention::kSharedBytes == 103104, "as the launcher has it");
-using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 4, 3>>;
+using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 3>>;
 static_assert(SelfAttention::kSharedBytes == 108896, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A

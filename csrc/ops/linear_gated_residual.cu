@@ -3,7 +3,8 @@
 // x [A, K], y [A, N] bf16, rows *_stride elements apart; gate [N] float32
 // W [N, K] bf16, or int8 with weight_scale [N] float32; packed
 // float32 throughout, one rounding into y
-// needs K = 2048 or 4096, or 3072 or 14336 in those with tiles of both; N a multiple of the rows of a block, 16-byte aligned rows; no workspace
+// needs K = 2048 or 4096, or 3072 or 14336 in those with tiles of both; N a multiple of the rows of a block,
+// 16-byte aligned rows; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"

@@ -176,7 +176,7 @@ MUTANTS: list[tuple[Case, str, str, str, int]] = [
     (few_rows, "few_rows_linear", "(unit ^ (row & 7)) * 16", "unit * 16", 0),
     # Clusters: blocks that have not begun, sums that have not come.
     (few_rows, "few_rows_linear", "if constexpr (S::kSplit > 1) cluster_wait();", "", 2),
-    (residual, "linear_gated_residual", "wait_bytes(barrier(kPushed));", "", 0),
+    (residual, "linear_gated_residual", "wait(kPushed);", "", 0),
     (residual, "linear_gated_residual", "(rows * S::kOwn * 16 + squares)", "(rows * 16)", 0),
 ]
 
