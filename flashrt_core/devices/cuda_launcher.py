@@ -47,7 +47,7 @@ class CudaLauncher:
         *,
         overlap: Overlap,
     ) -> None:
-        self._following: list[tuple[Any, Tensor]] = []  # of the program being planned
+        self._following: list[Tensor] = []  # weights of the program being planned
         self._followed = 0  # of them, those that came again
         self._driver = driver
         self._library = library
@@ -214,10 +214,10 @@ class CudaLauncher:
         self._boundary = True
         way(x, out)
 
-    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
+    def follow(self, weight: Tensor) -> Tensor | None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         if self._planning:
-            self._following.append((plan, weight))
+            self._following.append(weight)
             return None
         self._followed += 1
         return next(iter(self._following[self._followed : self._followed + 1]), None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .four_bit_linear import Ends, four_bit_linear
-from .launch import Launcher, TensorMap, require_bf16
+from .launch import Launcher, require_bf16
 from .maths import ACTIVATIONS, Activation
 from .skinny import SkinnyPlan, busiest
 
@@ -30,19 +30,23 @@ def streamed_plan(
     *,
     others: bool = False,
 ) -> SkinnyPlan:
-    """A kernel that takes x and the weight as maps of tiles.
+    """A kernel that takes x and the weight as maps of tiles (streamed_product_sm90.cuh).
 
-    ``others``: one of this name takes more tokens.
+    Args:
+        kernel: the name of its op.
+        depth, rows, shared_bytes, cluster, tokens: as of :class:`SkinnyPlan`.
+        others: whether one of this name takes more tokens, so that the name says how many.
     """
-    few = f"_{tokens}" if tokens < _TOKENS and others else ""
+    few = f"_{tokens}" if others else ""
     name = f"{kernel}_k{depth}_{rows}{few}_bf16_sm90"
-    return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, tiles=True)
+    maps = {"tiles": True, "mapped": True}
+    return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, **maps)
 
 
 def _whole(
     kernel: str, depth: int, tokens: int, shared_bytes: int, cluster: int, *, mapped: bool = False
 ) -> SkinnyPlan:
-    """With int8 weights; ``mapped``: x comes as a map of tiles."""
+    """A kernel with int8 weights, 64 rows of them a cluster; the others as :class:`SkinnyPlan`."""
     name = f"{kernel}_k{depth}_by_{cluster}_i8_sm90"
     return SkinnyPlan(
         name, depth, tokens, 64, shared_bytes, cluster=cluster, mapped=mapped, asks=True
@@ -72,7 +76,7 @@ NORM_PLANS = (
 )
 
 
-def few_rows_plan(
+def _few_rows_plan(
     plans: Sequence[SkinnyPlan],
     launcher: Launcher,
     x: Tensor,
@@ -107,7 +111,7 @@ def layer_norm_linear_few_rows(
         packed, norm = (weight, weight_scale), (gain, shift, eps)
         behind = Ends(bias, activation)
         return four_bit_linear(launcher, "layer_norm_linear", x, *packed, out, behind, norm)
-    plan = few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
+    plan = _few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
     if plan is None:
         return False
     require_bf16("layer_norm_linear", x=x, bias=bias, out=out)
@@ -133,7 +137,7 @@ def linear_few_rows(
     if weight.dtype is torch.uint8 and weight_scale is not None:
         behind = Ends(bias, activation, residual=residual)
         return four_bit_linear(launcher, "linear", x, weight, weight_scale, out, behind)
-    plan = few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
+    plan = _few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
     if plan is None or (residual is not None and residual.shape != out.shape):
         return False
     require_bf16("linear", x=x, bias=bias, out=out, residual=residual)
@@ -154,23 +158,7 @@ def _operands(
     """What a kernel is given of x and the weight, strides, and what of a weight further on."""
     last: _Args = ()
     if plan.asks:
-        _, following = launcher.follow(plan, weight) or (plan, None)
+        following = launcher.follow(weight)
         last = (following, 0 if following is None else following.numel())
-    if plan.tiles:
-        return row_maps(x, weight, plan.rows, plan.tokens), (), last
-    if plan.mapped:
-        return (_row_map(x, plan.tokens), weight, weight_scale), (), last
-    return (x, weight, weight_scale), (x.stride(0),), last
-
-
-def row_maps(
-    x: Tensor, weight: Tensor, rows: int, tokens: int = _TOKENS
-) -> tuple[TensorMap, TensorMap]:
-    """x, all rows of it and zeros behind, and a packed weight, both 64 columns at a time."""
-    width, depth = weight.shape
-    return _row_map(x, tokens), TensorMap(weight.data_ptr(), width, depth, depth, rows, 64)
-
-
-def _row_map(x: Tensor, tokens: int) -> TensorMap:
-    count, depth = x.shape
-    return TensorMap(x.data_ptr(), count, depth, x.stride(0), tokens, 64)
+    scales = () if plan.tiles else (weight_scale,)
+    return (plan.x(x), plan.weight(weight), *scales), plan.x_strides(x), last

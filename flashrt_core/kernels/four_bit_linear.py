@@ -14,30 +14,33 @@ import torch
 from torch import Tensor
 
 from .four_bits import in_tiles
-from .launch import Launcher, TensorMap, blocks, require_bf16
+from .launch import Launcher, blocks, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan
+from .skinny import SkinnyPlan, busiest
 
 
-def _plan(op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int) -> SkinnyPlan:
-    kernel, mapped = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90", tokens in (32, 40)
+def _plan(
+    op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int, *, mapped: bool = False
+) -> SkinnyPlan:
+    """A kernel of ``op``; the others as of :class:`SkinnyPlan`."""
+    kernel = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90"
     return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster, mapped=mapped)
 
 
 FOUR_BIT_LINEAR = (
     _plan("linear", 3072, 128, 16, 85296, 4),
     _plan("linear", 14336, 128, 16, 113984, 8),
-    _plan("linear", 3072, 128, 40, 109728, 4),
-    _plan("linear", 3072, 64, 40, 98000, 4),
-    _plan("linear", 14336, 192, 40, 221984, 8),
+    _plan("linear", 3072, 128, 40, 109728, 4, mapped=True),
+    _plan("linear", 3072, 64, 40, 98000, 4, mapped=True),
+    _plan("linear", 14336, 192, 40, 221984, 8, mapped=True),
     _plan("linear", 3072, 128, 80, 112224, 8),
 )
 FOUR_BIT_NORM = (
     _plan("layer_norm_linear", 3072, 128, 16, 102032, 4),
     _plan("layer_norm_linear", 3072, 192, 16, 108656, 4),
     _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
-    _plan("layer_norm_linear", 3072, 128, 32, 110944, 4),
-    _plan("layer_norm_linear", 3072, 64, 32, 100240, 4),
+    _plan("layer_norm_linear", 3072, 128, 32, 110944, 4, mapped=True),
+    _plan("layer_norm_linear", 3072, 64, 32, 100240, 4, mapped=True),
 )
 #: Blocks that a multiprocessor has room for.
 _AT_ONCE = 2
@@ -65,21 +68,11 @@ class Ends:
 def four_bit_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
 ) -> SkinnyPlan | None:
-    """Of the plans for the fewest tokens, the one of most blocks that all run at once.
-
-    More blocks share the weight more evenly; a second turn of them costs more than that. None where
-    none takes this.
-    """
+    """Of the plans for the fewest tokens, the busiest. None where none takes this."""
     fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
     least = min((plan.tokens for plan in fitting), default=0)
     fitting = [plan for plan in fitting if plan.tokens == least]
-
-    def count(plan: SkinnyPlan) -> int:
-        return rows // plan.rows * plan.cluster
-
-    room = _AT_ONCE * launcher.multiprocessors
-    at_once = [plan for plan in fitting if count(plan) <= room]
-    return max(at_once, key=count, default=min(fitting, key=count, default=None))
+    return busiest(fitting, launcher, tokens, rows, depth, room=_AT_ONCE)
 
 
 def four_bit_linear(
@@ -142,12 +135,7 @@ def _arguments(
     run: slice,
 ) -> tuple[Any, ...]:
     """As the source declares them."""
-    rows, depth = x.shape
-    tokens: Tensor | TensorMap = x
-    counts: tuple[int, ...] = (rows, x.stride(0))
-    if plan.mapped:
-        tokens = TensorMap(x.data_ptr(), rows, depth, x.stride(0), plan.tokens, 64)
-        counts = (rows,)
+    tokens, counts = plan.x(x), (x.shape[0], *plan.x_strides(x))
     kind = list(ACTIVATIONS).index(ends.activation)
     if norm is not None:
         gain, shift, eps = norm

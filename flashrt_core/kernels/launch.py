@@ -124,11 +124,15 @@ class Launcher(Protocol):
             x, out: the op's input and output.
         """
 
-    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
-        """Tells of a product that can ask for weights; the one that it asks for.
+    def follow(self, weight: Tensor) -> Tensor | None:
+        """Tells of a product that can ask for weights; those that it asks for.
 
-        That is the next such product of the program; None where there is none, and while a stage
-        is planned.
+        Args:
+            weight: of this product.
+
+        Returns:
+            That of the next such product of the program; None where there is none, and while a
+            stage is planned.
         """
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:

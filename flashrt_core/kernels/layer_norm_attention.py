@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .attention import attention_launch, attention_ref
 from .check import I32, ArgCheck
-from .few_rows_linear import row_maps
 from .launch import Launcher, require_bf16
 from .layer_norm_linear import (
     layer_norm_linear_launch,
@@ -18,6 +17,7 @@ from .layer_norm_linear import (
 )
 from .op import Lane, Op
 from .quantised import given
+from .skinny import SkinnyPlan
 
 
 def layer_norm_attention_ref(
@@ -59,8 +59,14 @@ def _operands(
     return queries, keys, values
 
 
-#: Dynamic shared memory of the fused kernels; the source asserts the same.
-_SHARED = {"": 103_104, "_self": 108_896}
+def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
+    """A cluster makes a head of the queries, and in the one named ``_self`` of keys and values."""
+    name = f"layer_norm_attention{kind}_k1536_d48_bf16_sm90"
+    return SkinnyPlan(name, 1536, 48, 48, shared_bytes, cluster=4, tiles=True, mapped=True)
+
+
+#: Over keys that are there, and over the rows themselves.
+_CONTEXT_PLAN, _SELF_PLAN = _plan("", 103_104), _plan("_self", 108_896)
 
 
 def layer_norm_attention_launch(
@@ -86,23 +92,17 @@ def layer_norm_attention_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape: a cluster a head; else the two ops."""
-    kind, (rows, depth), width = "_self" if k is None else "", x.shape, out.shape[1]
+    plan, (rows, depth) = _SELF_PLAN if k is None else _CONTEXT_PLAN, x.shape
     wide = {x.dtype, weight.dtype, out.dtype} == {torch.bfloat16} and weight.is_contiguous()
-    built = (depth, head_dim) == (1536, 48) and rows <= 48
+    built = (depth, head_dim) == (plan.depth, plan.rows) and rows <= plan.tokens
     packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
     if launcher.architecture == 90 and wide and packed and built:
         require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
         pointers = (gain, shift, bias, k, v, prefix_length, out)
         counts = (rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
         strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
-        launcher.launch(
-            f"layer_norm_attention{kind}_k1536_d48_bf16_sm90",
-            4 * width // head_dim,
-            256,
-            (*row_maps(x, weight, head_dim), *pointers, *counts, *strides, eps, scale),
-            shared_bytes=_SHARED[kind],
-            cluster=4,
-        )
+        args = (plan.x(x), plan.weight(weight), *pointers, *counts, *strides, eps, scale)
+        plan.launch(launcher, out.shape[1], args)
         return
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
     layer_norm_linear_launch(launcher, x, gain, shift, weight, bias, q, eps=eps, **scales)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ContractError
 from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
-from .few_rows_linear import row_maps, streamed_plan
+from .few_rows_linear import streamed_plan
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, output_suffix, require_bf16, require_bf16_rows, row_threads
 from .layer_norm import layer_norm_launch, layer_norm_ref
@@ -184,7 +184,7 @@ def _fused(
     streamed = choose_plan(_STREAMED_PLANS, launcher, rows, *weight.shape)
     if streamed is not None:
         require_bf16("linear_gated_residual", bias=bias)
-        maps = row_maps(x, weight, streamed.rows, streamed.tokens)
+        maps = (streamed.x(x), streamed.weight(weight))
         streamed.launch(launcher, width, (*maps, bias, gate, out, rows, out.stride(0)))
         return True
     chosen = None if bias is not None else choose_plan(_PLANS, launcher, rows, *weight.shape)

@@ -28,7 +28,7 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
-        mapped: the kernel takes x as a map of tiles.
+        mapped: the kernel takes x as a map of tiles, and no stride of its rows.
         asks: whether it takes where the weight of a product further on lies, for which it asks.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
@@ -61,6 +61,17 @@ class SkinnyPlan:
         rows, depth = weight.shape
         return TensorMap(weight.data_ptr(), rows, depth, depth, self.rows, 64)
 
+    def x(self, x: Tensor) -> Tensor | TensorMap:
+        """The argument for x: itself, or tiles of all its rows by 64 columns, with zeros behind."""
+        if not self.mapped:
+            return x
+        rows, depth = x.shape
+        return TensorMap(x.data_ptr(), rows, depth, x.stride(0), self.tokens, 64)
+
+    def x_strides(self, x: Tensor) -> tuple[int, ...]:
+        """What of the strides of ``x`` the kernel is given: that of its rows, or nothing."""
+        return () if self.mapped else (x.stride(0),)
+
     def launch(self, launcher: Launcher, rows: int, args: Sequence[object]) -> None:
         """One cluster for each ``self.rows`` of the weight's ``rows``."""
         launcher.launch(
@@ -82,15 +93,31 @@ def choose_plan(
 
 
 def busiest(
-    plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
+    plans: Sequence[SkinnyPlan],
+    launcher: Launcher,
+    tokens: int,
+    rows: int,
+    depth: int,
+    *,
+    room: int = 1,
 ) -> SkinnyPlan | None:
-    """The plan that keeps most multiprocessors busy at once; None where none fits."""
+    """The plan of most blocks that all run at once; None where none fits.
+
+    More blocks share the weight more evenly; a second turn of them costs more than that.
+
+    Args:
+        plans: of built kernels.
+        launcher: of the device.
+        tokens: rows of x.
+        rows, depth: of the weight.
+        room: blocks that a multiprocessor holds.
+    """
     fitting = [plan for plan in plans if plan.fits(launcher, tokens, rows, depth)]
 
     def blocks_of(plan: SkinnyPlan) -> int:
         return rows // plan.rows * plan.cluster
 
-    at_once = [plan for plan in fitting if blocks_of(plan) <= launcher.multiprocessors]
+    at_once = [plan for plan in fitting if blocks_of(plan) <= room * launcher.multiprocessors]
     return max(at_once, key=blocks_of, default=min(fitting, key=blocks_of, default=None))
 
 

@@ -259,7 +259,7 @@ class EmulatedLauncher:
     def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         ways.get(self.way, next(iter(ways.values())))(x, out)
 
-    def follow(self, plan: Any, weight: Tensor) -> tuple[Any, Tensor] | None:
+    def follow(self, weight: Tensor) -> Tensor | None:
         return None
 
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:

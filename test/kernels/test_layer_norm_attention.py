@@ -10,7 +10,11 @@ from torch import Tensor
 
 from flashrt_core.errors import ContractError
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
-from flashrt_core.kernels.layer_norm_attention import _SHARED, layer_norm_attention
+from flashrt_core.kernels.layer_norm_attention import (
+    _CONTEXT_PLAN,
+    _SELF_PLAN,
+    layer_norm_attention,
+)
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
 from test.kernels.signatures import OPS, CheckingLauncher, Lane
 
@@ -147,8 +151,8 @@ def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
 
 def test_shared_memory_is_what_the_source_asserts() -> None:
     source = (OPS / "layer_norm_attention.cu").read_text()
-    for shape, size in (("ContextAttention", _SHARED[""]), ("SelfAttention", _SHARED["_self"])):
-        assert f"{shape}::kSharedBytes == {size}," in source
+    for shape, plan in (("ContextAttention", _CONTEXT_PLAN), ("SelfAttention", _SELF_PLAN)):
+        assert f"{shape}::kSharedBytes == {plan.shared_bytes}," in source
 
 
 def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:
