@@ -39,7 +39,6 @@ SPILL_ALLOWANCE: dict[str, int] = {
     "attention_shared_kv_d256_bf16": 96,
     "attention_shared_kv_d256_fp8": 96,
     "ada_rms_norm_geglu_62_bf16_cluster": 288,
-    "ada_rms_norm_geglu_54_i8_sm90": 8,
     "linear_gated_residual_k2048_16_bf16_cluster": 16,
     "linear_gated_residual_k4096_16_bf16_cluster": 8,
 }
