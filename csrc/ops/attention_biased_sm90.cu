@@ -11,7 +11,8 @@
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
 // _kept: for at most 128 keys; these, their values and biases are an earlier stage's, so they are read before
 // pdl_wait(), which is safe behind a kernel that waits before it triggers (action_in does).
-// needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of shared memory a key
+// needs d = 128; grid (ceil(rows_run / 64), H, runs), an even number with _shared, 384 threads, 4 bytes of
+// shared memory a key
 // bound: 4 M H N d flop, or the bytes of k and v.   source of the online softmax: arXiv 2205.14135
 #include "../common/pdl.cuh"
 #include "../common/warpgroup_attention_sm90.cuh"
@@ -89,8 +90,9 @@ __device__ __forceinline__ void clear_hidden(unsigned char* frame, const float* 
 }
 
 template <class S>
-__device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memory, State<S>& state, const float* biases, const int* hides,
-                                       int blocks, float scale_log2, int group, int lane) {
+__device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memory, State<S>& state,
+                                       const float* biases, const int* hides, int blocks,
+                                       float scale_log2, int group, int lane) {
   for (int block = group; block < blocks; block += 2) {
     float s[32];
     ring.wait_full(key_frame(block));

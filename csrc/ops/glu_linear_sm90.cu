@@ -11,10 +11,11 @@
 // Weights take the product's M side and tokens its N side, so that the token tile can be as wide as
 // the rows need: 3 x 192 for 560 rows leaves 3 % unused where tiles of 128 rows leave 13 %. A block
 // owns 64 features for each of its one or two math warpgroups x kTokens; one warp feeds them. With one
-// there are twice as many blocks, for products whose rows make one tile of tokens. The blocks of a cluster share a token tile: each fetches a part of it for all. Persistent over tiles: the
-// next tile is under way while the gate of this one is computed. Letting the second warpgroup start a
-// tile some blocks of K behind the first gained nothing on an H200, nor did clusters of four, of which
-// fewer than a whole round are resident there.
+// there are twice as many blocks, for products whose rows make one tile of tokens. The blocks of a cluster
+// share a token tile: each fetches a part of it for all. Persistent over tiles: the next tile is under way
+// while the gate of this one is computed. Letting the second warpgroup start a tile some blocks of K behind
+// the first gained nothing on an H200, nor did clusters of four, of which fewer than a whole round are
+// resident there.
 // needs K a multiple of 128 bytes, F a multiple of a cluster's features; grid of clusters, 128 threads
 // and 128 for each math warpgroup
 // bound: 4 M F K flop
