@@ -182,7 +182,7 @@ class Engine(Generic[SessionT]):
     def forked(
         self, name: str, held: Held | None, parent: SessionT | None, store: CapsuleStore
     ) -> SessionT:
-        """A new session that starts from a capsule of ``store``, or from a session."""
+        """The same, from ``held``, a capsule of ``store``, or else from the session ``parent``."""
         self._claim(name)
         slot = self.free_parking[-1]
         if held is not None:

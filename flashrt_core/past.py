@@ -29,14 +29,18 @@ class Past:
     Args:
         contract: of the plan.
         processor: the policy's host-side transforms.
+
+    Attributes:
+        seen: pictures of the chunk under way, one dictionary of windows each.
+        joined: windows of several pictures, which go into them as they come: a decision has the
+            last one to do. They are overwritten by what is seen after it.
     """
 
     def __init__(self, contract: Contract, processor: Processor) -> None:
         self._contract = contract
         self._processor: Any = processor
-        self.seen: list[dict[str, Array]] = []  # pictures of the chunk under way
+        self.seen: list[dict[str, Array]] = []
         self._observed = False  # the windows of the next decision are written
-        #: Windows that pictures are put into as they come: a decision has the last one to do.
         self.joined: dict[str, Array] = {}
 
     def clear(self) -> None:

@@ -60,7 +60,13 @@ def few_queries(
     prefix_rows: int,
     scale: float,
 ) -> None:
-    """Queries of all heads as one list of rows, a few of them a block."""
+    """Queries of all heads as one list of rows, a few of them a block.
+
+    Args:
+        launcher: of the device.
+        q, k, v, out, prefix_length, prefix_rows, scale: as of ``attention``, with heads of 256
+            numbers, one head of keys, and q and out without gaps.
+    """
     rows = q.shape[0] * q.shape[1]
     counts = (rows, prefix_rows, k.shape[0] - prefix_rows, k.stride(0))
     args = (q, k, v, out, prefix_length, *counts, scale)
