@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,6 +158,20 @@ def test_what_is_not_offered_is_asked_for_once(lt: FakeLt) -> None:
         ours.prepare(SITE, (4096, 1 << 20))
 
 
+def clocks(times: Sequence[float], kernels: Sequence[int], measured: list[int]) -> list[Any]:
+    """Timings of algorithms: how long each takes, and of how many kernels it is; says who ran."""
+
+    class Clock:
+        def __init__(self, place: int) -> None:
+            self.place, self.kernels = place, kernels[place]
+
+        def measure(self, rounds: int) -> None:
+            measured.extend([self.place] * rounds)
+            self.best = times[self.place]
+
+    return [Clock(place) for place in range(len(times))]
+
+
 @pytest.mark.parametrize(
     ("times", "chosen"),
     [
@@ -171,20 +186,17 @@ def test_algorithms_as_fast_as_each_other_are_the_first(
     times: tuple[float, ...], chosen: int
 ) -> None:
     measured: list[int] = []
-
-    class Clock:
-        def __init__(self, place: int) -> None:
-            self.place = place
-
-        def measure(self, rounds: int) -> None:
-            measured.extend([self.place] * rounds)
-            self.best = times[self.place]
-
-    found = cublaslt._fastest([Clock(place) for place in range(len(times))])  # type: ignore[misc]
-    assert found.place == chosen  # type: ignore[attr-defined]
+    found: Any = cublaslt._fastest(clocks(times, [1] * len(times), measured))
+    assert found.place == chosen
     count, again = len(times), min(len(times), 5)
     assert measured[: 2 * count] == [*range(count)] * 2, "in turn"
     assert len(measured) == 2 * count + 6 * again
+
+
+@pytest.mark.parametrize(("split", "chosen"), [(9.6, 0), (9.4, 1)])
+def test_a_kernel_more_has_to_gain_half_a_microsecond(split: float, chosen: int) -> None:
+    found: Any = cublaslt._fastest(clocks((10.0, split), (1, 2), []))
+    assert found.place == chosen
 
 
 def test_choices_and_their_times_are_kept(lt: FakeLt, tmp_path: Path) -> None:
