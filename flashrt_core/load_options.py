@@ -14,6 +14,7 @@ import numpy as np
 
 from .devices.overlap import DEFAULT as OVERLAP
 from .errors import OptionError
+from .limits import MOST_SESSIONS, MOST_SLOTS
 from .precision import Precision
 from .session import SEEDS
 from .whole_numbers import whole_number
@@ -294,9 +295,9 @@ _FIELDS: Mapping[str, Check] = {
     "prompt_buckets": _maybe(_list(_whole, "whole numbers")),
     "seed": _within(SEEDS.start, SEEDS.stop - 1),
     "prompt": _TEXT,
-    "max_sessions": _within(1),
-    "capsule_slots": _within(0),
-    "host_slots": _within(0),
+    "max_sessions": _within(1, MOST_SESSIONS),
+    "capsule_slots": _within(0, MOST_SLOTS),
+    "host_slots": _within(0, MOST_SLOTS),
     "working_sets": _within(1),
     "threads": _within(0, 1024),
     "overlap": _of((str, bool), "on, off, or classes of boundaries"),

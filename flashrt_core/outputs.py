@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,7 +154,8 @@ def writing(what: str, path: Path) -> Iterator[None]:
 def whole_file(what: str, path: Path) -> Iterator[Path]:
     """A path to write to; what was written there then stands at ``path``, or nothing of it does.
 
-    It ends as ``path`` does. What is no file, such as a pipe, is written to as it is.
+    It ends as ``path`` does, and who might read the file that was there may read this one. What is
+    no file, such as a pipe, is written to as it is.
 
     Raises:
         OutputError: the file system refuses.
@@ -166,6 +168,8 @@ def whole_file(what: str, path: Path) -> Iterator[Path]:
         part = _part(path).with_suffix(f".part{path.suffix}")
         try:
             yield part
+            if path.exists():
+                shutil.copymode(path, part)
             part.replace(path.resolve())
         finally:
             part.unlink(missing_ok=True)

@@ -65,12 +65,14 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flashrt_core.whole_numbers",
     ),
     ("flashrt_core.specs",),
+    ("flashrt_core.limits",),
     ("flashrt_core.errors", "flashrt_core.signals"),
 )
 PURE = (
     "flashrt_core.contract",
     "flashrt_core.precision",
     "flashrt_core.specs",
+    "flashrt_core.limits",
     "flashrt_core.errors",
 )
 ROS_PACKAGES = {

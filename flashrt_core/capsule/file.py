@@ -30,6 +30,7 @@ from ..errors import CapsuleError
 from ..files import LFS_POINTER, LFS_REMEDY, local_path
 from ..fingerprint import Fingerprint
 from ..freshness import Lineage
+from ..limits import COUNTS, STAMPS
 from .fields import Fields, MalformedError
 from .state import Array, CapsuleImage, CapsuleInfo, HostState, Part
 
@@ -41,7 +42,8 @@ _LARGEST_HEADER = 1 << 20
 _PREFIX = struct.Struct("<8sIIQ")
 _DIGEST = hashlib.sha256().digest_size
 _STATE, _RAW, _STAGED = "robot_state", "raw", "staged"
-_DTYPES = {f"<{kind}": np.dtype(f"<{kind}") for kind in ("f2", "f4", "f8", "i2", "i4", "i8")}
+_KINDS = ("f2", "f4", "f8", "i2", "i4", "i8", "u2", "u4", "u8")
+_DTYPES = {f"<{kind}": np.dtype(f"<{kind}") for kind in _KINDS}
 _DTYPES |= {name: np.dtype(name) for name in ("|i1", "|u1", "|b1")}
 _I64, _U64 = 1 << 63, 1 << 64
 
@@ -51,7 +53,7 @@ def write_capsule(image: CapsuleImage, path: str | os.PathLike[str]) -> int:
 
     CapsuleError where the place cannot be written, or the capsule holds what no file can.
     """
-    target = local_path("capsule file", path, CapsuleError)
+    target = _place(path)
     what = f"capsule file {str(target)!r}"
     pieces = _pieces(image, what)
     try:
@@ -67,7 +69,7 @@ def read_capsule(path: str | os.PathLike[str]) -> CapsuleImage:
 
     CapsuleError where there is none, or the file is cut off, damaged, malformed or newer.
     """
-    source = local_path("capsule file", path, CapsuleError)
+    source = _place(path)
     what = f"capsule file {str(source)!r}"
     try:
         return parse(_read_whole(source, what), what)
@@ -98,6 +100,20 @@ def parse(data: bytes | bytearray, what: str = "capsule file") -> CapsuleImage:
         raise CapsuleError(
             what, expected="a header of this version", got=f"a malformed one: {got}"
         ) from error
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """The path of a file; CapsuleError on what is none, also by a slash at its end."""
+    place = local_path("capsule file", path, CapsuleError)
+    text = os.fspath(path)
+    if text.endswith(("/", "/.")):  # which Path leaves out
+        raise CapsuleError(
+            f"capsule file {text!r}",
+            expected="the path of a file",
+            got="that of a folder, by its end",
+            remedy="leave the slash out, or put a name behind it",
+        )
+    return place
 
 
 def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
@@ -166,17 +182,17 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
     lineage = {}
     for stage in stages:
         epochs = stages.fields(stage)
-        lineage[stage] = {name: epochs.whole(name, 1, _I64) for name in epochs}
+        lineage[stage] = {name: epochs.whole(name, 1, COUNTS.stop) for name in epochs}
     regions, end = _regions(top.items("regions"))
     arrays = _arrays(top.items("arrays"), payload, end)
     host = HostState(
         shape=key,
         prompt=top.text("prompt"),
         seed=top.whole("seed", 0, _U64),
-        decisions=top.whole("decisions", 0, _I64),
-        stamp_ns=top.whole("stamp_ns", -_I64, _I64),
+        decisions=top.whole("decisions", COUNTS.start, COUNTS.stop),
+        stamp_ns=top.whole("stamp_ns", STAMPS.start, STAMPS.stop),
         robot_state=arrays.pop((_STATE, ""), None),
-        turn=top.whole("turn", 1, _I64) if "turn" in document else 0,
+        turn=top.whole("turn", 1, COUNTS.stop) if "turn" in document else 0,
         raw=arrays.pop((_RAW, ""), None),
         staged={name: value for (_, name), value in arrays.items()},
         lineage=Lineage.of(lineage),
@@ -296,13 +312,19 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file beside ``path``, wait until the disk has it, and only then put it there."""
-    if path.exists() and not path.is_file():
-        raise OSError(None, f"it is {_kind(path.stat().st_mode)}")
+    """Write a file beside ``path``, wait until the disk has it, and only then put it there.
+
+    It belongs to whom the one before it did, who may read it as before.
+    """
+    before = _status(path)
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        raise OSError(None, f"it is {_kind(before.st_mode)}")
     # A name of its own length: that of ``path`` may be as long as a name can be.
     part = path.with_name(f".capsule-{secrets.token_hex(8)}.part")
     try:
-        with open(part, "xb") as file:
+        with open(part, "xb", opener=_for_all if before is None else _for_me) as file:
+            if before is not None:
+                _make_like(file.fileno(), before)
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -310,11 +332,50 @@ def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    _keep_name(path.parent)
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        os.fsync(folder)  # the name too outlasts a loss of power
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _for_all(path: str, flags: int) -> int:
+    """Opens a new file as the user's mask says."""
+    return os.open(path, flags, 0o666)
+
+
+def _for_me(path: str, flags: int) -> int:
+    """Opens a new file that nobody else reads."""
+    return os.open(path, flags, 0o600)
+
+
+def _make_like(descriptor: int, before: os.stat_result) -> None:
+    """Owner, group and mode of a file that another one takes the place of."""
+    mode, mine = before.st_mode & 0o777, os.fstat(descriptor)
+    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
+        try:
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        except OSError:  # somebody else's, in a folder of ours
+            mode &= ~0o070  # what its group might do is no right of mine
+    os.fchmod(descriptor, mode)
+
+
+def _keep_name(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: they too outlast a loss of power."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    except OSError:  # one that may be written to, not listed; the file is there already
+        os.sync()
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some file systems keep folders otherwise
+        os.sync()
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _kind(mode: int) -> str:

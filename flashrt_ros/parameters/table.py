@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flashrt_core.images import ROTATIONS_DEG
+from flashrt_core.limits import MOST_SESSIONS, MOST_SLOTS
 from flashrt_ros.execution.parameters import ROWS
 
 from .param import Param
@@ -49,13 +50,13 @@ TABLE: tuple[Param, ...] = (
     ),
     Param(
         "max_sessions", "int", 4, "Sessions that may exist at once, `main` included.",
-        bounds=(1, 64),
+        bounds=(1, MOST_SESSIONS),
     ),
     Param("working_sets", "int", 1, "Sets of buffers that sessions are spread over: those of one"
           " set make room for each other, with as many as `max_sessions` nobody does.",
-          bounds=(1, 64)),
+          bounds=(1, MOST_SESSIONS)),
     Param("capsule_slots", "int", 4, "Capsules that fit at once; allocated at configure.",
-          bounds=(0, 1024)),
+          bounds=(0, MOST_SLOTS)),
     Param("horizon", "int", 0, "Actions in a chunk; 0 takes the policy's own. Of `lingbot_va` it"
           " follows from `frames` and `frame_rows` (`settings`).", bounds=(0, 4096)),
     Param("steps", "int", 0, "Flow-matching steps, of `lingbot_va` those of the video; 0 takes the"

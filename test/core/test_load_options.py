@@ -33,9 +33,12 @@ REFUSED: list[tuple[str, Any, str]] = [
       "camera_bytes") for value in ("3", 1.5, None, True, [1])),
     *((name, value, WHOLE) for name in ("state_dim", "action_dim", "horizon", "steps")
       for value in ("3", 1.5, True)),
-    ("max_sessions", 0, "a whole number >= 1, got 0"),
+    ("max_sessions", 0, "a whole number >= 1 and at most 64, got 0"),
+    ("max_sessions", 65, "a whole number >= 1 and at most 64, got 65"),
     ("working_sets", 5, "expected at most 4, the sessions that may exist"),
-    ("capsule_slots", -1, ">= 0, got -1"),
+    ("capsule_slots", -1, ">= 0 and at most 1024, got -1"),
+    *((name, value, f"at most 1024, got {value}") for name in ("capsule_slots", "host_slots")
+      for value in (1025, 10**9)),
     ("threads", -1, ">= 0 and at most 1024, got -1"),
     ("threads", 2**40, "at most 1024"),
     ("seed", -1, "a whole number >= 0 and at most 18446744073709551615, got -1"),
