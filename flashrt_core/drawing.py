@@ -11,6 +11,7 @@ import numpy as np
 from .contract import Contract, InputSpec
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError
+from .limits import COUNTS, STAMPS
 from .policies.base import as_array
 from .whole_numbers import whole_number
 
@@ -26,10 +27,12 @@ SEEDS = range(1 << 64)
 
 def checked_seed(seed: object) -> int:
     """A session's seed; InputError on what is none."""
-    number = whole_number("seed", seed, InputError)
-    if number not in SEEDS:
-        raise InputError("seed", expected=f"a number of 0..{SEEDS[-1]}", got=number)
-    return number
+    return whole_number("seed", seed, InputError, SEEDS)
+
+
+def checked_stamp(stamp_ns: object) -> int:
+    """The stamp of an observation; InputError on what no capsule has room for."""
+    return whole_number("stamp_ns", stamp_ns, InputError, STAMPS)
 
 
 def noise_for(seed: int, index: int, shape: tuple[int, ...], stream: int = 0) -> Array:
@@ -69,8 +72,16 @@ class NoiseInputs:
     ) -> Iterator[tuple[InputSpec, Array]]:
         """Every input and its value, checked; what ``noise`` does not have is drawn.
 
-        InputError on an unknown name or a wrong array.
+        InputError on an unknown name or a wrong array, and behind the last decision that a session
+        may make.
         """
+        if index + 1 not in COUNTS:
+            raise InputError(
+                f"decision {index}",
+                expected=f"at most {COUNTS[-1]} decisions of a session",
+                got="one more",
+                remedy="create another session",
+            )
         if noise is None:
             given: Mapping[str, Array] = {}
         else:

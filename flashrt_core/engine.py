@@ -92,9 +92,11 @@ class Engine(Generic[SessionT]):
                 device,
                 contract,
                 plan.fingerprint,
+                plan.processor,
                 [memory[spec.name] for spec in slots],
                 [on_host[spec.name] for spec in hosted],
                 self.free_parking,
+                self.check_here,
             )
             self.rehearsal = self.capsules.without_bytes()
             _pack(plan, device, buffers[0])

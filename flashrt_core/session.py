@@ -19,7 +19,7 @@ from .c_interface.export import Export, lend
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .decision import Decision, check_finite
-from .drawing import NOISE, SEEDS, Noise, checked_value, noise_for
+from .drawing import NOISE, SEEDS, Noise, checked_stamp, checked_value, noise_for
 from .engine import Engine
 from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
@@ -29,8 +29,7 @@ from .images import Frame
 from .past import Past
 from .policies.base import Observation, Prepared, Processor
 from .snapshots import meanwhile, save
-from .text import check_text
-from .whole_numbers import whole_number
+from .text import check_instruction
 from .working_set import WorkingSet
 
 __all__ = ["ACTIONS", "NOISE", "SEEDS", "Decision", "Noise", "Session", "noise_for"]
@@ -99,7 +98,7 @@ class Session:
         newline and tab, or is too long for the captured buckets; the old prompt stays.
         """
         self.engine.check_here(f"session {self.name!r}")
-        check_text("prompt", text, error=InputError, controls="\n\t", example="an instruction")
+        check_instruction(text)
         self.processor.check_prompt(text)
         if text != self._host.prompt:
             self._host = replace(self._host, prompt=text)
@@ -150,7 +149,7 @@ class Session:
             raise InputError(
                 "observation", expected="an Observation", got=type(observation).__name__
             )
-        stamp_ns = whole_number("stamp_ns", observation.stamp_ns, InputError)
+        stamp_ns = checked_stamp(observation.stamp_ns)
         values = self.processor.encode(observation, self._host.prompt)
         values = self.past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)

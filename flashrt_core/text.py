@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from .errors import FlashRTError
+from .errors import FlashRTError, InputError
 
 # Letters and symbols by their category, but drawn as nothing: fillers of Hangul, a blank Braille.
 _BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
@@ -15,10 +15,17 @@ def is_visible(text: str) -> bool:
     return any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANK for c in text)
 
 
+def check_instruction(text: str) -> None:
+    """InputError on what no robot can be told: no text, nothing to read, control characters other
+    than newline and tab. How long it may be is the policy's to say.
+    """
+    check_text("prompt", text, error=InputError, controls="\n\t", example="an instruction")
+
+
 def check_text(
     what: str, text: str, *, error: type[FlashRTError], controls: str = "", example: str = ""
 ) -> None:
-    """Refuse text that shows nothing, and control characters.
+    """Refuse text that shows nothing, control characters, and what is no Unicode.
 
     Args:
         what: the thing that ``text`` is, for the message.
@@ -37,6 +44,8 @@ def check_text(
             expected=f"{example or 'text'} with at least one visible character",
             got=f"{text!r}, which is empty" if not text.strip() else ascii(text),
         )
+    if any(unicodedata.category(c) == "Cs" for c in text):  # no file and no message takes it
+        raise error(what, expected="Unicode text", got=ascii(text))
     bad = [c for c in text if unicodedata.category(c) == "Cc" and c not in controls]
     if bad:
         raise error(

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from torch import Tensor
 
-from ..contract import Contract, ShapeKey, Update
+from ..contract import Contract, ShapeKey
 from ..devices import Device
-from ..devices.base import NUMPY_DTYPES
 from ..devices.transfer import Rows, Transfer
 from ..errors import CapsuleError, CapsuleStoreFullError
 from ..fingerprint import Fingerprint
 from ..text import check_text
+from .checks import RobotChecks, check_host
 from .file import read_capsule, write_capsule
 from .state import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier, SlotCopier
 
@@ -79,9 +78,12 @@ class CapsuleStore:
         device: moves the bytes.
         contract: of the plan.
         fingerprint: of the plan.
+        robot: what a session would check of a prompt and a state; so of what comes from elsewhere.
         slots: in the device's memory.
         host_slots: in the host's.
         parking: slots of sessions, to which capsules are forked.
+        check_here: raises while another driver has the capsules. Whoever was given the store before
+            that is refused like everybody: what he saw and did would not be what is there.
     """
 
     def __init__(
@@ -89,10 +91,13 @@ class CapsuleStore:
         device: Device,
         contract: Contract,
         fingerprint: Fingerprint,
+        robot: RobotChecks,
         slots: Sequence[Tensor],
         host_slots: Sequence[Tensor] = (),
         parking: Sequence[Tensor] = (),
+        check_here: Callable[[str], None] | None = None,
     ) -> None:
+        self._robot, self._check_here = robot, check_here or _nothing
         self._device, self._start = device, device.transfer
         self._contract = contract
         self._slots = SlotCopier(device, contract)
@@ -117,13 +122,14 @@ class CapsuleStore:
         as well, and copies nothing: only to be saved to and forked from.
         """
         slots = self._free[_DEVICE][:1]
-        store = CapsuleStore(self._device, self._contract, self._fingerprint, slots)
+        store = CapsuleStore(self._device, self._contract, self._fingerprint, self._robot, slots)
         store._start = lambda planned: self._device.transfer(self._device.idle)
         store._forks = self._forks
         return store
 
     def list(self) -> list[CapsuleInfo]:
         """All capsules, in the order they came in; each says whose memory it is in."""
+        self._check_here("capsules")
         return [held.info() for held in self._held.values()]
 
     def info(self, name: str) -> CapsuleInfo:
@@ -133,8 +139,10 @@ class CapsuleStore:
     def find(self, name: str, session: str | None = None) -> Held:
         """The capsule called ``name`` with what it holds.
 
-        CapsuleError when unknown, or of another session than ``session``, if one is named.
+        CapsuleError when unknown, or of another session than ``session``, if one is named;
+        SessionError, as of every call of a host, while the capsules are exported.
         """
+        self._check_here("capsules")
         try:
             held = self._held[name]
         except (KeyError, TypeError):  # also what cannot be a name
@@ -227,6 +235,7 @@ class CapsuleStore:
             CapsuleError: it names the parts of the plan, the region, the size or the host's value
                 that differ; and errors as :meth:`save`. Nothing changes then.
         """
+        self._check_here("capsules")
         name = image.info.name
         different = self._fingerprint.diff(image.fingerprint)
         if different:
@@ -236,7 +245,7 @@ class CapsuleStore:
                 got=f"plan {image.fingerprint.digest[:12]}, which differs in {different}",
                 remedy="restore it where it was made, or load the same policy, weights and shapes",
             )
-        _check_host(self._contract, name, image.host)
+        check_host(self._contract, self._robot, name, image.host)
         shape = _shape(image.host)
         turn = image.host.turn
         parts, size = self._slots.parts(shape, turn), self._slots.nbytes(shape, turn)
@@ -339,6 +348,10 @@ class CapsuleStore:
         return self._free[place].pop()
 
 
+def _nothing(what: str) -> None:
+    pass
+
+
 def _shape(host: HostState) -> ShapeKey:
     if host.shape is None:
         raise CapsuleError("capsule", expected="a captured shape", got="none")
@@ -347,54 +360,3 @@ def _shape(host: HostState) -> ShapeKey:
 
 def _told(parts: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
     return [(name, str(dtype), nbytes) for name, dtype, nbytes in parts]
-
-
-def _check_host(contract: Contract, name: str, host: HostState) -> None:
-    """CapsuleError where the host's part of a capsule is not one that the contract allows."""
-
-    def wrong(expected: str, got: object) -> CapsuleError:
-        return CapsuleError(f"capsule {name!r}", expected=expected, got=got)
-
-    if host.shape not in contract.shapes:
-        known = [str(key) for key in contract.shapes]
-        raise wrong(f"a captured shape, one of {known}", host.shape)
-    staged = {spec.name: spec for spec in contract.inputs if spec.update is Update.STAGED}
-    for each, value in host.staged.items():
-        spec = staged.get(each)
-        if spec is None:
-            raise wrong(f"values of staged inputs, of {sorted(staged)}", repr(each))
-        fits = value.shape == spec.shape or (
-            spec.shorter and value.ndim == 1 and 0 < value.size <= spec.shape[0]
-        )
-        if not fits or value.dtype != NUMPY_DTYPES[spec.dtype]:
-            expected = f"input {each!r} of {list(spec.shape)} {NUMPY_DTYPES[spec.dtype]}"
-            raise wrong(expected, f"{list(value.shape)} {value.dtype}")
-    state = host.robot_state
-    if state is not None and (state.ndim != 1 or not np.isfinite(state).all()):
-        raise wrong("a robot state of one dimension, finite", f"{list(state.shape)} {state.dtype}")
-    if contract.history is None:
-        if host.turn > 0 or host.raw is not None:
-            raise wrong("a decision that stands alone", f"decision {host.turn} of an episode")
-    elif not 0 <= host.turn <= host.decisions:
-        raise wrong(
-            f"at most the session's {host.decisions} decisions in its episode", f"{host.turn}"
-        )
-    elif (host.raw is not None) != (host.turn > 0):
-        told = "actions" if host.turn else "no actions"
-        raise wrong(f"{told} of the decision before, of {host.turn} in the episode", "others")
-    elif host.raw is not None:
-        spec = contract.input(contract.history.executed)
-        dtype, shape = NUMPY_DTYPES[spec.dtype], spec.shape
-        finite = host.raw.dtype == dtype and np.isfinite(host.raw).all()
-        if host.raw.shape != shape or not finite:
-            raise wrong(
-                f"actions of {list(shape)} {dtype}, finite",
-                f"{list(host.raw.shape)} {host.raw.dtype}",
-            )
-    stages = {spec.name: spec for spec in contract.stages}
-    inputs = {spec.name for spec in contract.inputs}
-    for stage, epochs in host.lineage.made.items():
-        if stage not in stages or not set(epochs) <= inputs:
-            raise wrong("a lineage of this contract's stages and inputs", f"{stage!r} of {epochs}")
-        if missing := set(stages[stage].requires) - set(host.lineage.made):
-            raise wrong(f"all that {stage!r} was made from", f"none of {sorted(missing)}")

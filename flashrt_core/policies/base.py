@@ -140,6 +140,11 @@ class Processor(Protocol):
     def check_prompt(self, text: str) -> None:
         """InputError when ``text`` is empty or cannot fit the largest bucket."""
 
+    def checked_state(self, state: Array | None) -> Array | None:
+        """[state_dim] float64; InputError on what is no state of the robot, and on None where the
+        network reads it.
+        """
+
     def encode(self, observation: Observation, prompt: str) -> dict[str, Array]:
         """Input name -> window value. InputError names what is wrong with the observation.
 

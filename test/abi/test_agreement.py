@@ -194,10 +194,13 @@ def test_the_text_of_tokens_that_c_wrote_is_unknown(main: Session) -> None:
     assert main.prompt == "ab"
 
 
-def test_python_does_not_drive_meanwhile(main: Session) -> None:
+def test_python_does_not_drive_meanwhile(main: Session, tmp_path: Path) -> None:
     engine = main.engine
     other = engine.create_session("other", prompt="cd")
     store = engine.store
+    main.snapshot("held")
+    store.write_file("held", tmp_path / "held")
+    image, before = store.export("held"), store.list()
     with main.export():
         for use in (
             lambda: main.decide(toy.see(1)),
@@ -213,6 +216,16 @@ def test_python_does_not_drive_meanwhile(main: Session) -> None:
             lambda: engine.drop_session("other"),
             lambda: engine.store,
             lambda: main.set_prompt("xy"),
+            lambda: store.list(),
+            lambda: store.info("held"),
+            lambda: store.find("held"),
+            lambda: store.export("held"),
+            lambda: store.write_file("held", tmp_path / "file"),
+            lambda: store.read_file(tmp_path / "held"),
+            lambda: store.adopt(image),
+            lambda: store.drop("held"),
+            lambda: store.to_host("held"),
+            lambda: store.to_device("held"),
         ):
             with pytest.raises(FlashRTError, match="exported to the C interface.*close the export"):
                 use()
@@ -222,7 +235,8 @@ def test_python_does_not_drive_meanwhile(main: Session) -> None:
             assert Host(second).get(api.records.State).name == b"other"
         with pytest.raises(FlashRTError, match="exported"):
             other.decide(toy.see(1))  # one export is left
-    assert engine.store is store
+    assert engine.store is store and store.list() == before
+    assert not (tmp_path / "file").exists()
     main.decide(toy.see(1))
     other.decide(toy.see(1))
 
@@ -254,12 +268,15 @@ def test_a_capsule_from_a_file_is_restored_in_c(main: Session, tmp_path: Path) -
 
 def test_names_that_c_cannot_hold(main: Session) -> None:
     engine = main.engine
-    for name, said in (("x" * 300, "fewer than 256 bytes, got 300"), ("x\ud800", "Unicode text")):
-        engine.create_session(name, prompt="ab")
-        with pytest.raises(FlashRTError, match=said):
-            main.export()
-        engine.drop_session(name)
-        main.decide(toy.see(1))  # nothing was lent
+    name = "x" * 300
+    engine.create_session(name, prompt="ab")
+    with pytest.raises(FlashRTError, match="fewer than 256 bytes, got 300"):
+        main.export()
+    engine.drop_session(name)
+    main.decide(toy.see(1))  # nothing was lent
+    for make in (engine.create_session, main.snapshot):  # nor could a file
+        with pytest.raises(FlashRTError, match="Unicode text"):
+            make("x\ud800")
 
 
 def test_inputs_of_the_set_up_are_refused(

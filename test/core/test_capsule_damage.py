@@ -160,7 +160,10 @@ class TestHeader:
             (put("arrays", 0, "dtype", "|O"), "is not one of '<f2'"),
             (put("arrays", 0, "name", "noise"), "values of staged inputs, of ['tokens']"),
             (put("arrays", 0, "role", "code"), "is not one of 'robot_state', 'raw', 'staged'"),
-            (put("arrays", 1, "shape", [3, 1]), "a robot state of one dimension"),
+            (
+                put("arrays", 1, "shape", [3, 1]),
+                "state in capsule 'mark': expected up to 3 finite numbers",
+            ),
             (put("arrays", 1, "name", "x"), "is not one of ''"),
             (put("arrays", []), "the table has 36 bytes and the file"),
         ],
@@ -181,7 +184,9 @@ class TestHeader:
     def test_a_state_that_is_no_number(self, holder: Session, written: Path) -> None:
         document, payload = taken_apart(written.read_bytes())
         written.write_bytes(signed(document, payload[:-4] + np.float32("nan").tobytes()))
-        assert "a robot state of one dimension, finite" in refused(holder, written)
+        assert "state in capsule 'mark': expected up to 3 finite numbers" in refused(
+            holder, written
+        )
 
     @pytest.mark.parametrize(
         "header",

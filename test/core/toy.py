@@ -142,6 +142,13 @@ class ToyProcessor:
         if not 0 < len(text) <= 4:
             raise InputError("prompt", expected="1 to 4 characters", got=repr(text))
 
+    def checked_state(self, state: np.ndarray | None) -> np.ndarray | None:
+        if state is None:
+            return None
+        if state.ndim != 1 or state.size > 3 or not np.isfinite(state).all():
+            raise InputError("state", expected="up to 3 finite numbers", got=list(state.shape))
+        return state.astype(np.float64)
+
     def encode(self, observation: Observation, prompt: str) -> dict[str, np.ndarray]:
         tokens = np.zeros(4, np.int32)
         tokens[: len(prompt)] = [ord(c) for c in prompt]
