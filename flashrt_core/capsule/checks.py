@@ -119,6 +119,8 @@ def _check_history(contract: Contract, what: str, host: HostState) -> None:
 
 
 def _check_lineage(contract: Contract, what: str, host: HostState) -> None:
+    if not host.lineage.made:
+        raise _wrong(what, "a completed stage that was saved", "none")
     stages = {spec.name: spec for spec in contract.stages}
     inputs = {spec.name for spec in contract.inputs}
     for stage, epochs in host.lineage.made.items():

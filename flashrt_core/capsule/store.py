@@ -291,6 +291,7 @@ class CapsuleStore:
         CapsuleError where the file is none, damaged or cut off, or as :meth:`adopt`; nothing
         changes then.
         """
+        self._check_here("capsules")
         image = read_capsule(path)
         if name is not None:
             image = replace(image, info=image.info._replace(name=name))

@@ -222,6 +222,7 @@ def test_python_does_not_drive_meanwhile(main: Session, tmp_path: Path) -> None:
             lambda: store.export("held"),
             lambda: store.write_file("held", tmp_path / "file"),
             lambda: store.read_file(tmp_path / "held"),
+            lambda: store.read_file(tmp_path / "none"),
             lambda: store.adopt(image),
             lambda: store.drop("held"),
             lambda: store.to_host("held"),

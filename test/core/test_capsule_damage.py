@@ -102,7 +102,6 @@ FINE = {
     '""': ("prompt",),
     '"x"': ("name", "session", "prompt"),
     "-1": ("stamp_ns", "created_ns"),
-    "{}": ("lineage",),
 }
 WRONG = [
     (field, value)
@@ -144,6 +143,7 @@ class TestHeader:
             (put("fingerprint", "weights", "v"), "which differs in ['weights']"),
             (put("fingerprint", "more", "v"), "which differs in ['more']"),
             (put("lineage", "context", "image", 0), "is not a whole number from 1"),
+            (put("lineage", {}), "expected a completed stage that was saved, got none"),
             (put("lineage", "nothing", {}), "a lineage of this contract's stages"),
             (put("lineage", "context", "nothing", 1), "a lineage of this contract's stages"),
             (put("lineage", {"context": {}}), "all that 'context' was made from, got none of ['p"),
