@@ -127,3 +127,11 @@ def test_a_disk_that_fills_up_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OutputError, match=r"\Aresult '.*r.json' cannot be written: got No space"):
         write_text("text", tmp_path / "r.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_who_might_read_the_old_file_may_read_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("old")
+    (tmp_path / "r.json").chmod(0o600)
+    write_text("new", tmp_path / "r.json")
+    assert (tmp_path / "r.json").read_text() == "new"
+    assert (tmp_path / "r.json").stat().st_mode & 0o777 == 0o600
