@@ -63,6 +63,8 @@ class Autostart:
         behind that decides.
         """
         node, name = self._node, self._node.own_name
+        if node.state == "inactive" and not name.announced():  # weights take as long to load
+            return
         first = name.first(held_s)
         if node.state == "inactive" and name.others() and not first:
             if name.later(held_s):

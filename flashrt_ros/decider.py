@@ -24,7 +24,7 @@ from flashrt_core.preparation import prepare
 from flashrt_core.session import Decision, Session
 from flashrt_ros.episode import Episode
 from flashrt_ros.execution.continuation import Continuation
-from flashrt_ros.ingest import NOTHING, Ingest
+from flashrt_ros.ingest import NOTHING, Gathered, Ingest
 from flashrt_ros.inputs import RefusedError, Sample
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.parameters import NodeConfig
@@ -90,7 +90,8 @@ class Decider:
         self._horizon = max(session.contract.shapes).horizon
         self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
         self._blank: ActionChunk | None = self._blank_chunk()
-        self._oldest_ns: dict[str, int] = {}  # oldest input of each session's retained context
+        # Stamps of the inputs that each session's retained context was made of, by input.
+        self._stamps_ns: dict[str, Mapping[str, int]] = {}
         #: Where decisions build on each other, each session's chunk under way by name; else empty.
         self.episodes: dict[str, Episode] = {}
         #: Called once the next chunk of the main session has begun, and then forgotten.
@@ -116,7 +117,8 @@ class Decider:
 
         Args:
             session_name: whose decision.
-            reuse_context: run the action stage alone, on the retained context.
+            reuse_context: run the action stage alone, on the retained context. The main session's
+                must not be older than a decision on its inputs could be now.
             not_before: input name -> the least stamp (ns) of the sample to use.
             continuation: what the chunk continues; with an observation only.
             executed: [rows, action_dim], where decisions build on each other: what was done with
@@ -127,7 +129,8 @@ class Decider:
         sessions are branches that no controller asked for, and only returned.
 
         Raises:
-            StaleInputError: an input has no usable sample; nothing was decided.
+            StaleInputError: an input has no usable sample, or the retained one is too old by now;
+                nothing was decided.
             NumericsError: an action is not finite.
             FlashRTError: whatever the session refuses.
         """
@@ -140,15 +143,12 @@ class Decider:
             executed = self._done(session, executed)
         start, image_age_ns = time.perf_counter_ns(), None
         previous: Previous | None = None
-        if not reuse_context:
-            now_ns = self._outlet.now_ns()
-            gathered = self._ingest.gather(now_ns, not_before, self._made())
+        now_ns = self._outlet.now_ns()
+        if reuse_context:
+            self._require_current(session, now_ns)
+        else:
+            gathered = self._gather(session, now_ns, not_before, executed)
             image_age_ns = now_ns - gathered.newest_image_ns
-            self._look_late(session, gathered.observation, now_ns)
-            self._observe(session, gathered.observation, executed)
-            self._oldest_ns[session_name] = gathered.oldest_stamp_ns
-            if gathered.masked:
-                self._statistics.count("masked")
             if continuation is not None:
                 previous = continuation.previous(gathered.observation.stamp_ns, self._horizon)
         ingested, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
@@ -161,8 +161,18 @@ class Decider:
             self._statistics.count("kept_rows", previous.frozen)
         marks = _Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
         # After a restore or a fork the oldest input is not known, only the newest is.
-        oldest_ns = min(self._oldest_ns.get(session_name, decision.stamp_ns), decision.stamp_ns)
+        stamps_ns = self._stamps_ns.get(session_name, {}).values()
+        oldest_ns = min((decision.stamp_ns, *stamps_ns))
         return self._give(session_name, decision, oldest_ns, marks)
+
+    def _require_current(self, session: Session, now_ns: int) -> None:
+        """StaleInputError where the main session's context is too old for the chunk topic."""
+        if session.name != MAIN:
+            return
+        # A capsule knows the stamp of its newest input: the others are as old at least.
+        newest_ns = session.host_state().stamp_ns
+        restored = dict.fromkeys(self._ingest.inputs, newest_ns) if newest_ns else {}
+        self._ingest.require_current(self._stamps_ns.get(MAIN, restored), now_ns)
 
     def _give(self, name: str, decision: Decision, oldest_ns: int, marks: _Marks) -> Any:
         """The chunk, published where it is the main session's."""
@@ -173,6 +183,22 @@ class Decider:
             while self.at_beginning:
                 self.at_beginning.popleft()()
         return chunk
+
+    def _gather(
+        self,
+        session: Session,
+        now_ns: int,
+        not_before: Mapping[str, int],
+        executed: np.ndarray | None,
+    ) -> Gathered:
+        """What there is to decide on; the session has observed it."""
+        gathered = self._ingest.gather(now_ns, not_before, self._made())
+        self._look_late(session, gathered.observation, now_ns)
+        self._observe(session, gathered.observation, executed)
+        self._stamps_ns[session.name] = gathered.stamps_ns
+        if gathered.masked:
+            self._statistics.count("masked")
+        return gathered
 
     def _observe(
         self, session: Session, observation: Observation, executed: np.ndarray | None
@@ -228,7 +254,7 @@ class Decider:
         """The context of a session came from elsewhere (restore, fork), or went: its input ages
         too, and the chunk that it was to execute.
         """
-        self._oldest_ns.pop(session_name, None)
+        self._stamps_ns.pop(session_name, None)
         if session_name == MAIN and self.episode is not None:
             self.episode.clear()
         elif session_name != MAIN:

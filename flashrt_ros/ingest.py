@@ -26,10 +26,11 @@ Choice = dict[str, Sample]  # input name -> the sample to use
 
 @dataclass(frozen=True)
 class Gathered:
-    """An observation, the stamp of its oldest part (its own stamp is that of the newest), that of
-    its newest image, and the inputs that it does without."""
+    """An observation, the stamp of each input in it and of the oldest one (its own stamp is that of
+    the newest), that of its newest image, and the inputs that it does without."""
 
     observation: Observation
+    stamps_ns: Mapping[str, int]
     oldest_stamp_ns: int
     newest_image_ns: int
     masked: tuple[str, ...] = ()
@@ -112,10 +113,12 @@ class Ingest:
             self.inputs[name].mark_used(sample, now_ns)
         views = {c.config.slot: values[choice[c.name]] for c in self.cameras if c.name in choice}
         state = values[choice[JOINTS]] if self.joints else None
-        stamps = [sample.stamp_ns for sample in choice.values()]
-        image_ns = max(choice[c.name].stamp_ns for c in self.cameras if c.name in choice)
+        stamps = {name: sample.stamp_ns for name, sample in choice.items()}
+        newest_ns, oldest_ns = max(stamps.values()), min(stamps.values())
+        image_ns = max(stamps[c.name] for c in self.cameras if c.name in choice)
         names = tuple(item.name for item in masked)
-        return Gathered(Observation(views, state, max(stamps)), min(stamps), image_ns, names)
+        observation = Observation(views, state, newest_ns)
+        return Gathered(observation, stamps, oldest_ns, image_ns, names)
 
     def choose(
         self, now_ns: int, not_before: Mapping[str, int] = NOTHING
@@ -165,6 +168,34 @@ class Ingest:
             for name, item in self.inputs.items()
             if item.stops and name not in not_before and item.select(now_ns) is None
         ]
+
+    def require_current(self, stamps_ns: Mapping[str, int], now_ns: int) -> None:
+        """Check that an observation may still be acted upon.
+
+        Args:
+            stamps_ns: input name -> the stamp of its sample.
+            now_ns: the time that ages count from.
+
+        Raises:
+            StaleInputError: an input is missing that stops the node by that, or a sample is too
+                old for its input by now.
+        """
+        if stopping := self.stopping(now_ns):
+            raise self.stale_error(stopping, now_ns)
+        old = [name for name in stamps_ns if not self.inputs[name].usable(stamps_ns[name], now_ns)]
+        if not old:
+            return
+        first = min(old, key=stamps_ns.__getitem__)
+        age = in_seconds(now_ns - stamps_ns[first])
+        error = StaleInputError(
+            f"context that is kept, its sample of input '{first}'",
+            expected=f"one of at most {in_seconds(self.inputs[first].max_age_ns)}",
+            got=f"one of {age}",
+            remedy="decide without reuse_context, or fork the session and ask the fork, whose"
+            " chunks are returned only",
+        )
+        error.inputs = tuple(old)
+        raise error
 
     def stale_error(self, stale: Sequence[Input], now_ns: int) -> StaleInputError:
         """The error that explains ``stale`` inputs."""

@@ -137,9 +137,12 @@ class Input(ABC):
             return [
                 sample
                 for sample in self._samples
-                if -AHEAD_NS <= now_ns - sample.stamp_ns <= self.max_age_ns
-                and sample.stamp_ns >= not_before_ns
+                if self.usable(sample.stamp_ns, now_ns) and sample.stamp_ns >= not_before_ns
             ]
+
+    def usable(self, stamp_ns: int, now_ns: int) -> bool:
+        """Whether a sample of that stamp has an age that a decision at ``now_ns`` may use."""
+        return -AHEAD_NS <= now_ns - stamp_ns <= self.max_age_ns
 
     def select(self, now_ns: int, not_before_ns: int = 0) -> Sample | None:
         """The newest of the candidates."""

@@ -66,7 +66,7 @@ class PolicyNode(LifecycleNode):
         self.idle = tuple(idle)
         self._config: NodeConfig | None = None
         steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.own_name = OwnName(self, steady)
+        self.own_name = OwnName(self, steady, self._give_way)
         self.runtime: Runtime | None = None
         self.configure_failures = 0
         self.callback_errors = 0
@@ -206,6 +206,12 @@ class PolicyNode(LifecycleNode):
             self.log_exception(name)
             return TransitionCallbackReturn.ERROR
         return TransitionCallbackReturn.SUCCESS
+
+    def _give_way(self, why: str) -> None:
+        """Leave the robot to another node of this name, by the way of every deactivation."""
+        self.last_failure = why
+        self.get_logger().error(f"deactivated: {why}")
+        self.trigger_deactivate()
 
     def _configured(self) -> Runtime:
         if self.runtime is None:

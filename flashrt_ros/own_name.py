@@ -1,7 +1,8 @@
 """A node's name, which no other node may have: both would answer its services.
 
 Nodes of one name tell each other who they are, on a latched topic: so a message can say which
-process is meant, and of two that start by themselves the first one goes on. The graph alone would
+process is meant, of two that start by themselves the first one goes on, and of two that discover
+each other when both are active the one that was active earlier stays so. The graph alone would
 show that there are two, to both of them alike.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -27,6 +28,9 @@ REMEDY = (
 )
 # Another node of this name shows up in the graph within this time (measured: services in 0.25 s).
 _DISCOVERY_S = 1.0
+# Every participant of DDS announces itself anew every 3 s. One whose first announcements were lost,
+# as beside the remains of a process that was killed a moment ago, shows up only then.
+_ANNOUNCED_S = 4.0
 _TELL_S = 1.0  # while somebody else has the name
 _FRESH_S = 3.0  # who was not heard for so long may be gone, or load weights and hear nobody
 
@@ -45,27 +49,30 @@ class Claim:
 
     Attributes:
         use: of the name.
-        since_ns: when it started, Unix time of its host.
+        acts_ns: since when it is active, Unix time of its host; 0 while it is not.
+        since_ns: when it started, likewise.
         host, process: which it is.
     """
 
     use: Use
+    acts_ns: int
     since_ns: int
     host: str
     process: int
 
     def text(self) -> str:
         """As it is sent."""
-        return f"{self.use.name.lower()} {self.since_ns} {self.process} {self.host}"
+        times = f"{self.acts_ns} {self.since_ns}"
+        return f"{self.use.name.lower()} {times} {self.process} {self.host}"
 
     @classmethod
     def of(cls, text: str) -> Claim:
         """The opposite; ValueError on what is none."""
-        use, since_ns, process, host = text.split(maxsplit=3)
+        use, acts_ns, since_ns, process, host = text.split(maxsplit=4)
         named = {each.name.lower(): each for each in Use}
         if use not in named:
             raise ValueError(use)
-        return cls(named[use], int(since_ns), host, int(process))
+        return cls(named[use], int(acts_ns), int(since_ns), host, int(process))
 
 
 class OwnName:
@@ -74,18 +81,21 @@ class OwnName:
     Args:
         node: asked for its graph, from now on; its executor hears the others.
         steady_clock: paces what they are told.
+        give_way: called on the executor's thread when this node is active, and so is another one
+            that was so earlier; with a line that says it. It deactivates the node.
     """
 
-    def __init__(self, node: Any, steady_clock: Any) -> None:
+    def __init__(self, node: Any, steady_clock: Any, give_way: Callable[[str], None]) -> None:
         self._node = node
+        self._give_way = give_way
         self._born_s = time.monotonic()
-        self._own = Claim(Use.WAITS, time.time_ns(), socket.gethostname(), os.getpid())
+        self._own = Claim(Use.WAITS, 0, time.time_ns(), socket.gethostname(), os.getpid())
         self._said: Claim | None = None
         self._heard: dict[int, tuple[float, Claim]] = {}  # by the start of the process
         self._behind = 0
         self._publisher = node.create_publisher(String, TOPIC, latched_qos())
         node.create_subscription(String, TOPIC, self._on_claim, latched_qos())
-        node.create_timer(_TELL_S, self._tell, clock=steady_clock)
+        node.create_timer(_TELL_S, self._look, clock=steady_clock)
         self._tell()
 
     def others(self) -> int:
@@ -102,6 +112,10 @@ class OwnName:
     def settled(self) -> bool:
         """Whether there was time to discover another node."""
         return time.monotonic() - self._born_s >= _DISCOVERY_S
+
+    def announced(self) -> bool:
+        """Whether there was time to discover one also where that is slow."""
+        return time.monotonic() - self._born_s >= _ANNOUNCED_S
 
     def free(self) -> bool:
         """Whether nobody else has the name, and there was time to discover one."""
@@ -142,11 +156,12 @@ class OwnName:
 
     def release(self) -> None:
         """This node does not act any more, as the others will hear."""
-        self._own = replace(self._own, use=Use.WAITS)
+        self._own = replace(self._own, use=Use.WAITS, acts_ns=0)
 
     def tell(self, use: Use) -> None:
         """This node uses the name in that way from now on."""
-        self._own = replace(self._own, use=use)
+        acts_ns = time.time_ns() if use is Use.ACTS else 0
+        self._own = replace(self._own, use=use, acts_ns=acts_ns)
         self._tell()
 
     def refuse_others(self) -> None:
@@ -159,6 +174,26 @@ class OwnName:
             expected="one node of that name",
             got=f"{others + 1}" + (f", also {who}" if who else ""),
             remedy=f"{REMEDY} (the name of a killed process is free again after some 20 s)",
+        )
+
+    def _look(self) -> None:
+        self._tell()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Give way where another one that is active, too, was so earlier.
+
+        Only beside one that the graph shows: a claim may come out of a recording.
+        """
+        if self._own.use is not Use.ACTS or self.others() == 0:
+            return
+        first = min((each for each in self._fresh(0.0) if each < self._own), default=None)
+        if first is None:
+            return
+        name = self._node.get_fully_qualified_name()
+        self._give_way(
+            f"node name '{name}': expected one active node of that name, got 2, also"
+            f" process {first.process} on host '{first.host}', active earlier; {REMEDY}"
         )
 
     def _tell(self) -> None:
@@ -180,3 +215,4 @@ class OwnName:
             self._own.since_ns,
         ):
             self._heard[claim.since_ns] = time.monotonic(), claim
+            self._compare()  # now: both may command one robot

@@ -9,6 +9,13 @@ from typing import Any
 
 from flashrt_core.errors import OptionError
 
+#: A list of each type, as a parameter file has it.
+_LISTS = {
+    "int": "a list of whole numbers, such as [16, 48]",
+    "float": "a list of numbers, such as [0.5, 1.0]",
+    "string": "a list of texts, such as [front, wrist], those of digits in quotes",
+}
+
 
 @dataclass(frozen=True)
 class Param:
@@ -76,7 +83,7 @@ class Param:
 
     def _error(self, value: Any) -> OptionError:
         if self.kind.endswith("[]"):
-            remedy = "write a list of that type: [a, b]"
+            remedy = f"write {_LISTS[self.kind.removesuffix('[]')]}"
         elif self.kind == "string":
             remedy = "quote it in YAML"
         else:

@@ -22,7 +22,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 
 from flashrt_core.errors import FlashRTError
 from flashrt_ros.msg import ActionChunk, DecisionTiming
-from flashrt_ros.srv import Decide, DropCapsule, RestoreCapsule, SaveCapsule
+from flashrt_ros.srv import Decide, DropCapsule, ForkSession, RestoreCapsule, SaveCapsule
 from flashrt_ros.stamps import SECOND, duration_message, time_message
 
 from .records import ChunkRecord, TimingRecord
@@ -221,3 +221,11 @@ class PolicyClient:
     def drop_capsule(self, name: str) -> None:
         """Free the capsule ``name``; NodeCallError when the node refuses."""
         self.checked(DropCapsule, "drop_capsule", DropCapsule.Request(name=name))
+
+    def fork_session(self, name: str) -> None:
+        """A session ``name`` as main is now; NodeCallError when the node refuses."""
+        self.checked(ForkSession, "fork_session", ForkSession.Request(new_session=name))
+
+    def drop_session(self, name: str) -> None:
+        """End the session ``name``; NodeCallError when the node refuses."""
+        self.checked(DropCapsule, "drop_capsule", DropCapsule.Request(name=name, session=True))

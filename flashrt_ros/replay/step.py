@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashrt_core.load import MAIN
 from flashrt_ros.srv import Decide
 
 from .bag import Bag, Message, Route
@@ -154,7 +155,7 @@ class Stepper:
                 return  # it is there, another input is not: there is nothing to look at
         raise _refused(f"message at {message.time_ns / 1e9:.3f} s of the bag", response)
 
-    def decide(self, step: Step) -> ChunkRecord:
+    def decide(self, step: Step, session: str = MAIN) -> ChunkRecord:
         """The chunk of one step; NodeCallError when the node does not give it."""
         response = None
         for attempt in range(_ATTEMPTS):
@@ -167,16 +168,16 @@ class Stepper:
                 if attempt or self._offered.get(name) is not message:
                     self._player.publish(message)
                     self._offered[name] = message
-            response = self._client.decide(step.stamps(), timeout_s=_WAIT_S)
+            response = self._client.decide(step.stamps(), timeout_s=_WAIT_S, session=session)
             if response.error_code == Decide.Response.NONE:
                 return self._checked(step, ChunkRecord.of(response.chunk))
             if response.error_code not in (_LATE, _STALE, _UNDER_WAY):
                 break
         raise _refused(f"decision at {step.time_ns / 1e9:.3f} s of the bag", response)
 
-    def act(self) -> ChunkRecord:
-        """A chunk from the retained context; NodeCallError when the node refuses."""
-        response = self._client.decide(reuse_context=True)
+    def act(self, session: str) -> ChunkRecord:
+        """A chunk from a session's retained context; NodeCallError when the node refuses."""
+        response = self._client.decide(reuse_context=True, session=session)
         if response.error_code != Decide.Response.NONE:
             raise _refused("decision on the retained context", response)
         return ChunkRecord.of(response.chunk)

@@ -23,6 +23,7 @@ from .run import LiveNode
 from .step import Step, Stepper, steps
 
 _CAPSULE = "verify"
+_FORK = "verify"
 
 
 def observations(
@@ -75,13 +76,16 @@ def capsule_over_services(live: LiveNode, sequence: Sequence[Step]) -> bool:
     stepper = Stepper(live.client, live.player)
     first, *others = sequence
     stepper.decide(first)
-    live.client.save_capsule(_CAPSULE)
-    before = stepper.act()
+    # Of main the node gives no chunk whose observation is as old as the first will be.
+    live.client.fork_session(_FORK)
+    live.client.save_capsule(_CAPSULE, _FORK)
+    before = stepper.act(_FORK)
     for step in others:
-        stepper.decide(step)
-    live.client.restore_capsule(_CAPSULE)
-    after = stepper.act()
+        stepper.decide(step, _FORK)
+    live.client.restore_capsule(_CAPSULE, _FORK)
+    after = stepper.act(_FORK)
     live.client.drop_capsule(_CAPSULE)
+    live.client.drop_session(_FORK)
     return _identity(after) == _identity(before)
 
 

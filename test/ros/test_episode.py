@@ -65,7 +65,7 @@ class Camera:
     ) -> Gathered:
         stamp = now_ns - now_ns % self.every_ns
         self.asked.append((not_before or {}).get("front", 0))
-        return Gathered(Observation({"view_0": picture(stamp)}, None, stamp), stamp, stamp)
+        return Gathered(Observation({"view_0": picture(stamp)}, None, stamp), {}, stamp, stamp)
 
 
 class Bench:

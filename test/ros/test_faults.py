@@ -18,12 +18,16 @@ import pytest
 pytest.importorskip("rclpy")
 
 from flashrt_ros.srv import Decide, ListCapsules, SetPrompt
+from lifecycle_msgs.srv import GetState
+from rclpy.node import Node
 from rclpy.qos import QoSProfile
+from std_msgs.msg import String
 
+from flashrt_ros.prompt_topic import latched_qos
 from flashrt_ros.stamps import to_ns
 
 from .controllers import Controllers, stops
-from .harness import PARAMETERS, PolicyProcess, Robot, wait_until
+from .harness import ACTIVATE, PARAMETERS, PolicyProcess, Robot, wait_until
 from .test_safe_action import MARGIN_NS, MS, PERIOD_NS, RUN, TRAJECTORY, Workcell
 from .test_time import SECOND, Simulation
 
@@ -185,6 +189,51 @@ class Supervisor:
             if not self.current.alive:
                 self.current = self._start()
                 self.starts += 1
+
+
+class Namesake:
+    """Another node of a policy node's name, as far as that one can see: it says what it is told."""
+
+    def __init__(self, robot: Robot) -> None:
+        space, name = robot.target.namespace, robot.target.name.rsplit("/", 1)[1]
+        context = robot.context
+        self._node = Node(name, namespace=space, context=context, use_global_arguments=False)
+        self._node.create_service(GetState, "~/get_state", lambda _, response: response)
+        self._publisher = self._node.create_publisher(String, "~/name_claim", latched_qos())
+
+    def claim(self, acts_ns: int) -> None:
+        """Be active since then, Unix time."""
+        self._publisher.publish(String(data=f"acts {acts_ns} 1 77 another host"))
+
+    def close(self) -> None:
+        self._node.destroy_node()
+
+
+def test_of_two_nodes_of_one_name_that_act_one_goes_on(cell: Workcell) -> None:
+    """Two that discovered each other late both acted, for as long as anybody watched."""
+    robot, other = cell.robot, Namesake(cell.robot)
+    try:
+        cell.settle()
+        other.claim(time.time_ns())
+        robot.wait_value("node", "nodes_of_this_name", 2)
+        robot.chunks.clear()
+        robot.wait_chunks(5)
+        assert robot.part("node")["state"] == "active", "it was so earlier"
+        other.claim(1)
+        cell.next_stop()
+        robot.wait_log(
+            f"deactivated: node name '{robot.target.name}': expected one active node of that name,"
+            " got 2, also process 77 on host 'another host', active earlier; stop the other node"
+        )
+        robot.wait_value("node", "state", "inactive")
+        robot.chunks.clear()
+        time.sleep(0.3)
+        assert not robot.chunks
+    finally:
+        other.close()
+    wait_until(lambda: robot.change(ACTIVATE), 15.0, "the name to be free")
+    robot.wait_chunks(2)
+    assert robot.target.log.count("deactivated: ") == 1
 
 
 # A name is taken until DDS misses the process that had it: 20 s, where a profile does not say less.

@@ -259,6 +259,28 @@ def test_missing_and_old_inputs_are_named_together() -> None:
     assert ingest.inputs["left"].counters.used == 0
 
 
+def test_what_was_observed_is_current_as_long_as_each_input_allows() -> None:
+    ingest, _ = make_ingest(**{"joints.on_missing": "stop"})
+    fill(ingest, {"left": T0 - 30 * MS, "right": T0, "joints": T0 - 20 * MS})
+    stamps = dict(ingest.gather(T0).stamps_ns)
+    assert stamps == {"left": T0 - 30 * MS, "right": T0, "joints": T0 - 20 * MS}
+    limits = {name: item.max_age_ns for name, item in ingest.inputs.items()}
+    first = min(stamps, key=lambda name: stamps[name] + limits[name])
+    end = stamps[first] + limits[first]
+    fill(ingest, {"left": end, "right": end, "joints": end})  # what there is now is not used
+    ingest.require_current(stamps, end)
+    with pytest.raises(StaleInputError) as error:
+        ingest.require_current(stamps, end + 1)
+    assert error.value.inputs == (first,) and error.value.code == 83
+    assert f"context that is kept, its sample of input '{first}'" in str(error.value)
+    assert "decide without reuse_context" in str(error.value)
+    with pytest.raises(StaleInputError):
+        ingest.require_current(stamps, T0 - 60 * MS)  # the clock went back
+    with pytest.raises(StaleInputError) as error:  # joints stop the node, whatever was observed
+        ingest.require_current({}, end + limits["joints"] + 1)
+    assert error.value.inputs == ("joints",)
+
+
 def test_a_least_stamp_is_kept_even_where_the_clock_lags() -> None:
     # The newest image lies ahead of the node's clock (a late /clock tick); the one before it is
     # usable by age, but older than what the request asked for.

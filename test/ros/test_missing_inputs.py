@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from flashrt_ros.srv import ForkSession, RestoreCapsule, SaveCapsule
+
 from flashrt_ros.stamps import time_message, to_ns
 
 from .harness import Robot, image, wait_until
@@ -42,8 +44,21 @@ def test_a_held_camera_is_masked_and_comes_back(start: Callable[..., Robot]) -> 
     end = int(robot.fresh_part("decisions")["masked"])
     robot.wait_chunks(10)
     assert int(robot.fresh_part("decisions")["masked"]) == end
+    fork = robot.call(ForkSession, "fork_session", new_session="branch")
+    assert fork.error_code == 0 and robot.decide(reuse_context=True).error_code == 0
+    assert robot.call(SaveCapsule, "save_capsule", name="here").error_code == 0
     robot.feed("side", "joints")  # the other camera waits
     wait_until(lambda: int(robot.fresh_part("decisions")["stale"]) > 5, 20.0, "stale decisions")
+    made = len(robot.chunks)
+    refused = robot.decide(reuse_context=True)
+    assert refused.error_code == STALE_INPUT, "it would be a chunk of what is not any more"
+    assert "context that is kept, its sample of input 'front': expected" in refused.error_msg
+    assert "; decide without reuse_context, or fork" in refused.error_msg
+    assert robot.decide(session="branch", reuse_context=True).error_code == 0
+    assert robot.call(RestoreCapsule, "restore_capsule", name="here").error_code == 0
+    refused = robot.decide(reuse_context=True)
+    assert refused.error_code == STALE_INPUT, "nor is a capsule's observation younger than it is"
+    assert len(robot.chunks) == made, "nothing is published"
 
 
 def test_an_input_that_stops_the_node(start: Callable[..., Robot]) -> None:
@@ -58,6 +73,8 @@ def test_an_input_that_stops_the_node(start: Callable[..., Robot]) -> None:
     assert robot.levels["policy: input joints"][0] == 2
     made = len(robot.chunks)
     refused = robot.decide(timeout_s=60.0)  # a wait would outlast the limit of the call
+    assert refused.error_code == STALE_INPUT and "'joints'" in refused.error_msg
+    refused = robot.decide(reuse_context=True)
     assert refused.error_code == STALE_INPUT and "'joints'" in refused.error_msg
     assert len(robot.chunks) == made, "nothing is published"
     asking = threading.Event()

@@ -65,7 +65,7 @@ class Twin:
         self._hears: Any = None
         self._latched: Any = None
         network.nodes.append(self)
-        self.own_name = OwnName(self, None)
+        self.own_name = OwnName(self, None, self._give_way)
         self.autostart = Autostart(self, None)
 
     def create_publisher(self, *_: Any) -> Any:
@@ -118,6 +118,11 @@ class Twin:
         self.own_name.release() if use is None else self.own_name.tell(use)
         return TransitionCallbackReturn.SUCCESS
 
+    def _give_way(self, why: str) -> None:
+        self.lines.append(f"deactivated: {why}")
+        self._become("inactive", None)
+        self.own_name.tell(Use.HOLDS)
+
     def trigger_configure(self) -> TransitionCallbackReturn:
         return self._become("inactive", Use.HOLDS)
 
@@ -149,6 +154,8 @@ def states(network: Network) -> list[str]:
 def test_one_that_is_alone_begins(clock: Clock) -> None:
     network = Network()
     Twin(network)
+    network.step(clock, 3.0)  # meanwhile it loads: others may not have been announced yet
+    assert states(network) == ["inactive"]
     network.step(clock, 2.0)
     assert states(network) == ["active"]
 
@@ -187,7 +194,7 @@ def test_two_that_discover_each_other_when_both_are_configured(
     begins, joins = (made[index] for index in order)
     behind(begins, lambda: None if network.known else joins.start())
     behind(joins, lambda: discover(network))
-    clock.sleep(1.0)
+    clock.sleep(4.0)
     begins.start()
     assert states(network) == ["inactive", "inactive"]
     network.step(clock, 3.0)
@@ -203,7 +210,7 @@ def test_one_that_is_active_stays_so(clock: Clock) -> None:
     """Even beside one that started earlier, and was configured before they met."""
     network = Network()
     earlier, later = (Twin(network) for _ in range(2))
-    clock.sleep(1.0)
+    clock.sleep(4.0)
     later.start()
     behind(earlier, lambda: discover(network))
     earlier.start()
@@ -211,6 +218,73 @@ def test_one_that_is_active_stays_so(clock: Clock) -> None:
     network.step(clock, 3.0)
     assert states(network) == ["unconfigured", "active"]
     assert not earlier.own_name.first() and later.own_name.first()
+
+
+def test_one_that_is_announced_late_is_seen_before_it_is_too_late(clock: Clock) -> None:
+    """As beside the remains of a process that was killed: 3 s, where 1 s was waited."""
+    network = Network()
+    active, node = (Twin(network) for _ in range(2))
+    active.autostart._timer.cancel()
+    active.state = "active"
+    active.own_name.tell(Use.ACTS)
+    network.step(clock, 3.2)
+    discover(network)
+    network.step(clock, 5.0)
+    assert states(network) == ["active", "unconfigured"] and not active.lines
+    assert "has it" in node.lines[-1]
+
+
+def both_active(clock: Clock, count: int = 2) -> tuple[Network, list[Twin]]:
+    """Nodes that discovered nobody before they acted; the one that was made last acts first."""
+    network = Network()
+    made = [Twin(network) for _ in range(count)]
+    clock.sleep(5.0)
+    for node in reversed(made):
+        node.start()
+    assert states(network) == ["active"] * count
+    return network, made
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_those_that_meet_active_the_one_that_was_so_earlier_stays(
+    clock: Clock, order: tuple[int, ...]
+) -> None:
+    """Whoever hears whom first, and though it was started last."""
+    network, made = both_active(clock, 3)
+    network.nodes = [made[index] for index in order]
+    discover(network)
+    network.step(clock, 3.0)
+    assert [node.state for node in made] == ["inactive", "inactive", "active"]
+    assert not made[2].lines and len(made[0].lines) == len(made[1].lines) == 1
+    line = made[0].lines[0]
+    assert "deactivated: node name '/policy': expected one active node of that name, got 2" in line
+    assert "active earlier; stop the other node" in line
+
+
+def test_of_those_that_were_active_at_one_moment_one_stays(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network()
+    made = [Twin(network) for _ in range(2)]
+    monkeypatch.setattr(clock, "time_ns", lambda: 7)
+    clock.sleep(5.0)
+    for node in made:
+        node.start()
+    discover(network)
+    network.step(clock, 3.0)
+    assert [node.state for node in made] == ["active", "inactive"]
+
+
+def test_one_that_is_heard_only_is_no_reason_to_stop(clock: Clock) -> None:
+    """A recording that is played says what was claimed once; then the graph shows nobody."""
+    network, (node, other) = both_active(clock)
+    node.meet()
+    network.step(clock, 1.0)
+    assert node.state == "active" and not node.lines
+    network.known = True  # it does: what was heard a moment ago counts
+    other.timers.clear()
+    network.step(clock, 1.0)
+    assert node.state == "inactive"
 
 
 def test_one_that_is_not_heard_is_waited_for(clock: Clock) -> None:
@@ -243,8 +317,8 @@ def test_who_it_is_is_said_when_it_is_heard(clock: Clock) -> None:
 
 @pytest.mark.parametrize("use", Use)
 def test_claims_are_read_as_they_are_sent(use: Use) -> None:
-    claim = Claim(use, 12, "a host", 34)
+    claim = Claim(use, 5, 12, "a host", 34)
     assert Claim.of(claim.text()) == claim
-    for text in ("", "sleeps 1 2 host", "holds one 2 host", "holds 1 2"):
+    for text in ("", "sleeps 0 1 2 host", "holds 0 one 2 host", "holds 0 1 2", "holds 1 2 host"):
         with pytest.raises(ValueError):
             Claim.of(text)
