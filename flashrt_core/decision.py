@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +32,9 @@ class Decision:
     stamp_ns: int
 
 
-def check_finite(raw: Array, session: str, lost: Callable[[], None] | None = None) -> None:
-    """NumericsError where an action is NaN or infinite; ``lost`` is called before."""
+def check_finite(raw: Array, session: str) -> None:
+    """NumericsError where an action is NaN or infinite."""
     if not np.isfinite(raw).all():
-        if lost is not None:
-            lost()
         row, column = np.argwhere(~np.isfinite(raw))[0]
         raise NumericsError(
             f"actions of session {session!r}",

@@ -95,6 +95,16 @@ class NoiseInputs:
         return iter(checked)
 
 
+def checked_values(
+    contract: Contract, values: Mapping[str, Array], known: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Values of inputs as :func:`checked_value` wants them; those that are ``known`` were right."""
+    return {
+        name: value if value is known.get(name) else checked_value(contract.input(name), value)
+        for name, value in values.items()
+    }
+
+
 def checked_value(spec: InputSpec, value: Array) -> Array:
     """``value`` as an array; InputError on a wrong shape or dtype, or a value not finite."""
     value = as_array(f"input {spec.name!r}", value)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from .capsule.state import HostState, slot_specs
@@ -99,7 +98,7 @@ class Engine(Generic[SessionT]):
                 self.check_here,
             )
             self.rehearsal = self.capsules.without_bytes()
-            _pack(plan, device, buffers[0])
+            plan.pack_on(device, buffers[0])
             every = [*(memory[spec.name] for spec in (*parking, *slots)), *on_host.values()]
             self.sets = [WorkingSet(device, contract, each, plan.body, every) for each in buffers]
             self._warm_up()
@@ -196,11 +195,9 @@ class Engine(Generic[SessionT]):
             if host.shape is not None:
                 copier.save(host.shape, slot, host.turn)
         session = self._make_session(self, name, host)
-        self._register(session)
         if parent is not None:
             session.past.continue_from(parent.past)
-        if host.lineage.made:
-            self.parked.add(name)
+        self._register(session, parked=bool(host.lineage.made))
         return session
 
     def drop_session(self, name: str) -> None:
@@ -231,6 +228,19 @@ class Engine(Generic[SessionT]):
         working = self.set_of(session)
         working.admit(session, self.parking, self.parked, self.traffic, capsule)
         return working
+
+    def restore(self, session: SessionT, held: Held) -> None:
+        """Bring what a capsule holds, buffers and host state. An error or an interrupt on the way
+        leaves either what was there, or nothing that counts.
+        """
+        try:
+            self.admit(session, held)
+            session.resume(held.host)
+        except BaseException:
+            working = session.working
+            if self.lent is None and working is not None and working.resident is session:
+                session.ledger.forget()  # the buffers may hold half of it
+            raise
 
     def take_back(self, seats: Sequence[Returned], traffic: Traffic) -> None:
         """Go on from what the C interface left; ``seats``: all parking slots, who has them."""
@@ -267,7 +277,7 @@ class Engine(Generic[SessionT]):
         meanwhile: Callable[[], object] | None = None,
         wait: bool = True,
     ) -> dict[str, float]:
-        """Replay captured stages; milliseconds of each. An error voids retained state.
+        """Replay captured stages; milliseconds of each. Errors and interrupts void what is kept.
 
         Args:
             session, stages, shape, variant: whose state it is, and what to replay.
@@ -283,15 +293,14 @@ class Engine(Generic[SessionT]):
             for program in programs[:-1]:
                 self.device.replay(program, wait=False)
             self.device.replay(programs[-1], outputs=read_next, meanwhile=meanwhile, wait=wait)
-        except FlashRTError:
+            for stage in stages:
+                session.ledger.ran(stage)
+        except BaseException as error:  # also an interrupt: what it cut short is half-written
             session.ledger.forget()
-            raise
-        except Exception as error:
-            session.ledger.forget()
+            if isinstance(error, FlashRTError) or not isinstance(error, Exception):
+                raise
             what = f"replay of {[s.name for s in stages]} on device {self.device.name!r}"
             raise DeviceError(what, got=repr(error)) from error
-        for stage in stages:
-            session.ledger.ran(stage)
         times = map(self.device.elapsed_ms, programs if wait else ())
         return {name: value for each in times for name, value in each.items()}
 
@@ -363,24 +372,14 @@ class Engine(Generic[SessionT]):
                 remedy="drop a session or raise max_sessions",
             )
 
-    def _register(self, session: SessionT) -> None:
+    def _register(self, session: SessionT, *, parked: bool = False) -> None:
         working = self.sets[0]
         if len(self.sets) > 1:
             working = min(self.sets, key=[s.working for s in self.sessions.values()].count)
         session.working = working
         self.parking[session.name] = self.free_parking.pop()
+        (self.parked.add if parked else self.parked.discard)(session.name)
         self.sessions[session.name] = session
-
-
-def _pack(plan: Plan, device: Device, buffers: dict[str, Tensor]) -> None:
-    try:
-        plan.pack(buffers)
-    except torch.OutOfMemoryError as error:  # tensors that packing needs for a while
-        raise DeviceError(
-            f"memory of device {device.name!r} while weights are packed",
-            got=str(error),
-            remedy="stop other programs on it, or choose a smaller preset",
-        ) from error
 
 
 def describe(engine: Engine[SessionT]) -> dict[str, object]:

@@ -19,18 +19,45 @@ from .errors import StaleStateError
 class Lineage:
     """What the retained values were made from: stage -> input -> epoch. Travels in a capsule.
 
-    Nobody changes it, so that everybody may keep it. ``newest`` is the newest epoch that is named,
-    0 where none is.
+    Nobody changes it, so that everybody may keep it.
+
+    Attributes:
+        made: epochs behind what every stage left.
+        newer: the epoch of each input that has changed since something was made from it. What is
+            stale stays so wherever the values go.
+        newest: the newest epoch that is named, 0 where none is.
     """
 
     made: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    newer: Mapping[str, int] = field(default_factory=dict)
     newest: int = 0
 
     @classmethod
-    def of(cls, made: Mapping[str, Mapping[str, int]]) -> Lineage:
-        """That of some values. What is newest is found now: a host waits for a restore."""
-        epochs = (epoch for named in made.values() for epoch in named.values())
-        return cls(made, max(epochs, default=0))
+    def of(cls, made: Mapping[str, Mapping[str, int]], epochs: Mapping[str, int | None]) -> Lineage:
+        """That of some values, of inputs with these epochs, None or 0 where one is absent.
+
+        What is newest is found now: a host waits for a restore.
+        """
+        named = made.values()
+        newer = {
+            name: epoch
+            for name, epoch in epochs.items()
+            if epoch and any(each.get(name, epoch) != epoch for each in named)
+        }
+        oldest = (epoch for each in named for epoch in each.values())
+        return cls(made, newer, max((*oldest, *newer.values()), default=0))
+
+    def older(self, stage: str) -> list[str]:
+        """Inputs that have changed since ``stage`` ran."""
+        made = self.made[stage]
+        return [name for name, epoch in self.newer.items() if made.get(name, epoch) != epoch]
+
+    def current(self, contract: Contract) -> bool:
+        """Whether what the last stage decides on is there, and made from the newest inputs."""
+        last = contract.decision_stages[-1]
+        context = [name for name in last.requires if not contract.stage(name).transform]
+        stages = context or [last.name]
+        return all(stage in self.made and not self.older(stage) for stage in stages)
 
 
 @dataclass(frozen=True)
@@ -40,7 +67,7 @@ class Page:
     Attributes:
         clock: the newest epoch.
         epochs: of every input; None where it is absent.
-        announced: inputs whose new value is known but not yet in its window.
+        announced: inputs that have a new value which is not in the window, or is not any more.
         lineage: what the retained values were made from.
     """
 
@@ -62,19 +89,20 @@ class Ledger:
 
     An input is *absent* until it is written, and again after its window was lost (a restore, or
     another session on the same buffers). An absent input contradicts nothing: values made from an
-    older epoch of it may still be used, but no stage may read its window.
+    older epoch of it may still be used, but no stage may read its window. Where its last value had
+    made something stale before it was lost, that stays stale: the input counts as announced.
     """
 
     def __init__(self, contract: Contract, lineage: Lineage) -> None:
         self._contract = contract
         # These are never changed, only replaced: so they are shared, and nothing is copied where a
         # host waits for a fork or a restore.
-        self._epoch: Mapping[str, int | None] = contract.absent
-        self._announced: frozenset[str] = frozenset()
-        self._made: Mapping[str, Mapping[str, int]] = lineage.made
-        self.told: Lineage | None = lineage
-        # A later write must never reuse an epoch that the lineage already names.
-        self._clock = lineage.newest
+        self._epoch: Mapping[str, int | None]
+        self._announced: frozenset[str]
+        self._made: Mapping[str, Mapping[str, int]]
+        self.told: Lineage | None
+        self._clock = 0
+        self.restore(lineage)
 
     def written(self, names: Collection[str]) -> None:
         """The windows of ``names`` hold new values."""
@@ -83,6 +111,7 @@ class Ledger:
             self._clock += 1
             epoch[name] = self._clock
         self._epoch = epoch
+        self.told = None  # what was made from their old values is stale
         if self._announced:
             self._announced = self._announced.difference(names)
 
@@ -91,12 +120,16 @@ class Ledger:
 
         What was made from the old ones is stale from now on.
         """
-        names = [spec.name for spec in self._contract.inputs if spec.rate is rate]
+        self.tear([spec.name for spec in self._contract.inputs if spec.rate is rate])
+
+    def tear(self, names: Collection[str]) -> None:
+        """The windows of ``names`` do not hold their newest values: a write did not end, say."""
         self.written(names)
         self._announced = self._announced.union(names)
 
     def lose_windows(self) -> None:
         """Every input window may hold foreign values."""
+        self._announced = self._announced.union(self.lineage().newer)
         known = {name: self._epoch[name] for name in self._announced}
         self._epoch = {**self._contract.absent, **known} if known else self._contract.absent
 
@@ -131,7 +164,7 @@ class Ledger:
     def lineage(self) -> Lineage:
         """What the retained values were made from; the same object as long as it is true."""
         if self.told is None:
-            self.told = Lineage.of(self._made)
+            self.told = Lineage.of(self._made, self._epoch)
         return self.told
 
     def page(self) -> Page:
@@ -148,9 +181,11 @@ class Ledger:
     def restore(self, lineage: Lineage) -> None:
         """The retained values are now those of ``lineage``; every window is absent."""
         self._made, self.told = lineage.made, lineage
-        self._announced = frozenset()
-        self._epoch = self._contract.absent
-        newest = lineage.newest  # as above
+        absent, newer = self._contract.absent, lineage.newer
+        self._announced = frozenset(newer)
+        self._epoch = {**absent, **newer} if newer else absent
+        # A later write must never reuse an epoch that the lineage already names.
+        newest = lineage.newest
         if newest > self._clock:
             self._clock = newest
 
@@ -169,7 +204,7 @@ class Ledger:
                 raise StaleStateError(
                     f"stage {stage.name!r} reads input {spec.name!r}",
                     expected="its new value in the window",
-                    got="a change that was announced only",
+                    got="none of it: it was announced only, or lost with the window",
                     remedy="observe() before running the stage",
                 )
             if self._epoch[spec.name] is None:
@@ -189,12 +224,8 @@ class Ledger:
                     got="no retained result of it",
                     remedy=f"run {name!r} first",
                 )
-            older = [
-                source
-                for source, epoch in self._made[name].items()
-                if self._epoch[source] is not None and self._epoch[source] != epoch
-            ]
-            if older and not allow_stale:
+            older = () if allow_stale else self.lineage().older(name)
+            if older:
                 raise StaleStateError(
                     f"stage {stage.name!r} would use {name!r}",
                     expected="a result made from the current inputs",

@@ -48,6 +48,14 @@ class Past:
         self.seen.clear()
         self._observed = False
 
+    def chunk(self, host: HostState) -> Array | None:
+        """Rows that a history lets be executed after the last decision, or None."""
+        history = self._contract.history
+        if history is None or host.raw is None:
+            return None
+        actions: Array = self._processor.decode(np.array(host.raw), host.robot_state)
+        return actions[-history.rows[history.variant(host.turn - 1)] :]
+
     def continue_from(self, other: Past) -> None:
         """See what another session has seen."""
         self.clear()

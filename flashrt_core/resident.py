@@ -44,6 +44,9 @@ class Resident(Protocol):
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
 
+    def resume(self, host: HostState) -> None:
+        """Take over ``host``; the engine has put the matching regions in place."""
+
     def take_over(self, host: HostState, page: Page) -> None:
         """Go on from what another driver left; the engine knows where the regions are."""
 

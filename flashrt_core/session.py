@@ -19,7 +19,7 @@ from .c_interface.export import Export, lend
 from .capsule.state import CapsuleInfo, HostState, frozen
 from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
 from .decision import Decision, check_finite
-from .drawing import NOISE, SEEDS, Noise, checked_stamp, checked_value, noise_for
+from .drawing import NOISE, SEEDS, Noise, checked_stamp, checked_values, noise_for
 from .engine import Engine
 from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
@@ -126,11 +126,7 @@ class Session:
         """Rows [rows, action_dim] that are to be executed before the next decision, in a policy
         with a history: those of the last decision, be it made here or restored. None before one.
         """
-        history, host = self.contract.history, self._host
-        if history is None or host.raw is None:
-            return None
-        actions = self.processor.decode(np.array(host.raw), host.robot_state)
-        return actions[-history.rows[history.variant(host.turn - 1)] :]
+        return self.past.chunk(self._host)
 
     def observe(self, observation: Observation, *, executed: Array | None = None) -> None:
         """Encode an observation and write every window of it.
@@ -154,10 +150,11 @@ class Session:
         values = self.past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
+        self.host_state()  # whose stamp is still that of the last observation, if that was used
         self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
         self._host = replace(
-            self._host, stamp_ns=stamp_ns, robot_state=None if state is None else frozen(state)
+            self._host, seen_ns=stamp_ns, robot_state=None if state is None else frozen(state)
         )
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -183,8 +180,8 @@ class Session:
             )
         self.engine.admit(self)
         if shape != self._host.shape:
-            self._host = replace(self._host, shape=shape, staged={})
             self.ledger.forget(self.contract.of_shape)
+            self._host = replace(self._host, shape=shape, staged={})
 
     def run(self, stage: str, *, allow_stale: bool = False) -> dict[str, float]:
         """Replay one stage; its milliseconds by name.
@@ -230,8 +227,13 @@ class Session:
         names = tuple(stage.name for stage in stages)
         for stage in stages:
             self.ledger.check(stage, ran=names)
-        # With a history, each stage has variants and a program of its own.
-        return self._finish(self._replay(stages, split or self.contract.history is not None))
+        history = self.contract.history is not None  # then each stage has a program of its own
+        try:
+            return self._finish(self._replay(stages, split or history))
+        except BaseException:
+            if history:  # what is remembered is of a decision that does not count
+                self.ledger.forget()
+            raise
 
     def act(
         self,
@@ -273,8 +275,7 @@ class Session:
         """
         engine = self.engine
         held = engine.store.find(name, self.name)
-        engine.admit(self, held)
-        self.resume(held.host)
+        engine.restore(self, held)
         return held.info()
 
     def export(self) -> Export:
@@ -288,10 +289,9 @@ class Session:
 
     def host_state(self) -> HostState:
         """The host's part of the state, with the lineage of what is retained."""
-        host = self._host
-        if self.ledger.told is not host.lineage:
-            host = self._host = replace(host, lineage=self.ledger.lineage())
-        return host
+        if self.ledger.told is not self._host.lineage:
+            self._host = self._host.made_of(self.ledger.lineage(), self.contract)
+        return self._host
 
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
@@ -316,11 +316,7 @@ class Session:
 
     def _checked(self, values: Mapping[str, Array]) -> dict[str, Array]:
         known = {**self._host.staged, **self.past.joined}  # were checked when they came
-        spec = self.contract.input
-        return {
-            name: value if value is known.get(name) else checked_value(spec(name), value)
-            for name, value in values.items()
-        }
+        return checked_values(self.contract, values, known)
 
     def _write(self, values: Mapping[str, Array], shape: ShapeKey) -> None:
         self.select_shape(shape)
@@ -377,10 +373,10 @@ class Session:
 
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
-        host, history = self._host, self.contract.history
-        check_finite(raw, self.name, None if history is None else self.ledger.forget)
         # With its lineage: a snapshot that follows has nothing left to put together.
-        self._host = replace(host, decisions=host.decisions + 1, lineage=self.ledger.lineage())
+        host, history = self.host_state(), self.contract.history
+        check_finite(raw, self.name)
+        self._host = replace(host, decisions=host.decisions + 1)
         actions = self.processor.decode(raw, host.robot_state)
         if history is not None:
             self.past.clear()
@@ -395,5 +391,9 @@ class Session:
         )
 
     def _fill(self, spec: InputSpec, value: Array) -> None:
-        self.engine.device.write(self.buffers[spec.buffer], value)
-        self.ledger.written([spec.name])
+        try:
+            self.engine.device.write(self.buffers[spec.buffer], value)
+            self.ledger.written([spec.name])
+        except BaseException:
+            self.ledger.tear([spec.name])
+            raise

@@ -48,6 +48,9 @@ def meanwhile(engine: Engine[Any], session: Member) -> None:
         store = engine.rehearsal
         save(engine, session, store, _NAME, _NAME)
         if engine.free_parking and _NAME not in engine.sessions:
-            engine.forked(_NAME, store.find(_NAME), None, store)
-            engine.drop_session(_NAME)
+            try:
+                engine.forked(_NAME, store.find(_NAME), None, store)
+            finally:  # also behind an interrupt
+                if _NAME in engine.sessions:
+                    engine.drop_session(_NAME)
         store.drop(_NAME)  # the next one takes the longer way, that of a new name, again

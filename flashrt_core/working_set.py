@@ -113,8 +113,8 @@ class WorkingSet:
         elif session.name in parked and session.shape is not None:
             self.copier.load(session.shape, parking[session.name], session.turn)
             traffic.nbytes += self.copier.nbytes(session.shape, session.turn)
+        self.resident = session  # first: should an interrupt come between, the state is in both
         parked.discard(session.name)
-        self.resident = session
 
 
 def set_specs(contract: Contract, index: int) -> list[BufferSpec]:

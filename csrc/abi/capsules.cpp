@@ -64,6 +64,7 @@ flashrt_status Engine::snapshot(uint32_t index, const char *name) {
   shelf.slot.full = 0;  // in case the copy fails halfway
   FLASHRT_TRY(move(index, seat.held.shape, shelved(found), true));
   shelf.held = seat.held;
+  ledger(index).note(shelf.held);
   copy_staged(shelf.staged_block, seat.staged_block);
   flashrt_slot &told = shelf.slot;
   told.full = 1;
@@ -178,6 +179,7 @@ flashrt_status Engine::fork(Engine &from, uint32_t index, const char *capsule, E
   seat.working_set = best;
   seat.clock = 0;
   seat.held = held;
+  if (shelf == nullptr) from.ledger(index).note(seat.held);
   if (!same) {  // what Python's side of the other engine knows is not known here
     seat.held.origin = FLASHRT_NONE;
     seat.held.foreign = FLASHRT_FOREIGN_PROMPT | FLASHRT_FOREIGN_OBSERVATION;

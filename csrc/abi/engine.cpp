@@ -119,10 +119,7 @@ flashrt_status Engine::end() {
     if (seat.used == 0) continue;
     if (status != FLASHRT_OK) seat.held.made = 0;
     if (plan_.resident[seat.working_set] == index && status == FLASHRT_OK) continue;
-    // Its desk goes, and nothing of it is in the windows.
-    for (uint32_t input = 0; input < plan_.inputs; ++input) {
-      if (!has(seat.announced, input)) seat.epochs[input] = 0;
-    }
+    ledger(index).lose_windows();  // its desk goes, and nothing of it is in them
   }
   return status;
 }

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define FLASHRT_HANDOVER_VERSION 3u
+#define FLASHRT_HANDOVER_VERSION 4u
 enum { FLASHRT_COPY_PIECES = 8, FLASHRT_COPY_THREADS = 512 };
 enum { FLASHRT_FOREIGN_PROMPT = 1, FLASHRT_FOREIGN_OBSERVATION = 2 };
 
@@ -29,6 +29,9 @@ typedef struct flashrt_held {
   uint64_t staged; /* bit i: the value of input i behind that result is in the staged block */
   uint64_t staged_bytes[FLASHRT_MAX_INPUTS];
   uint64_t lineage[FLASHRT_MAX_STAGES][FLASHRT_MAX_INPUTS]; /* epochs; 0: not made from it */
+  /* Of a capsule: the epoch of each input that had changed since something was made from it, else 0. A seat's
+   * own epochs say the same. */
+  uint64_t newer[FLASHRT_MAX_INPUTS];
 } flashrt_held;
 
 typedef struct flashrt_seat {
@@ -37,7 +40,7 @@ typedef struct flashrt_seat {
   uint32_t working_set;
   uint32_t parked; /* 1: its parking slot holds its state */
   uint64_t clock;
-  uint64_t announced; /* bit i: input i has a new value that is not here yet */
+  uint64_t announced; /* bit i: input i has a new value that is not here yet, or is lost */
   uint64_t epochs[FLASHRT_MAX_INPUTS]; /* 0: absent */
   uint64_t parking;                    /* address of a slot */
   uint8_t *staged_block;               /* values of staged inputs, one behind the other */

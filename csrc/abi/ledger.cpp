@@ -28,15 +28,38 @@ void Ledger::ran(uint32_t stage) {
   held.made |= bit(stage);
 }
 
+void Ledger::note(flashrt_held &held) const {
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    const uint64_t now = seat_.epochs[input];
+    held.newer[input] = 0;
+    for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
+      const uint64_t made_from = has(held.made, stage) ? held.lineage[stage][input] : 0;
+      if (made_from != 0 && now != 0 && now != made_from) held.newer[input] = now;
+    }
+  }
+}
+
 void Ledger::restored() {
-  std::memset(seat_.epochs, 0, sizeof seat_.epochs);
+  std::memcpy(seat_.epochs, seat_.held.newer, sizeof seat_.epochs);
   seat_.announced = 0;
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    if (seat_.epochs[input] != 0) seat_.announced |= bit(input);
+    seat_.clock = std::max(seat_.clock, seat_.epochs[input]);
+  }
   // A later write must never reuse an epoch that the lineage already names.
   for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
     if (!has(seat_.held.made, stage)) continue;
     for (uint32_t input = 0; input < plan_.inputs; ++input) {
       seat_.clock = std::max(seat_.clock, seat_.held.lineage[stage][input]);
     }
+  }
+}
+
+void Ledger::lose_windows() {
+  note(seat_.held);
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    if (seat_.held.newer[input] != 0) seat_.announced |= bit(input);
+    if (!has(seat_.announced, input)) seat_.epochs[input] = 0;
   }
 }
 
@@ -55,8 +78,8 @@ flashrt_status Ledger::check(uint32_t stage, bool allow_stale, uint64_t before) 
     const char *name = plan_.input[input].name;
     if (has(seat_.announced, input)) {
       return fail(FLASHRT_E_UNWRITTEN,
-                  "stage '%s' reads input '%s': expected its new value, got a change that was announced only; "
-                  "write the input first",
+                  "stage '%s' reads input '%s': expected its new value, got none of it: it was announced only, "
+                  "or lost with the window; write the input first",
                   spec.name, name);
     }
     if (seat_.epochs[input] == 0) {

@@ -19,8 +19,13 @@ class Ledger {
   void ran(uint32_t stage);
   // Nothing retained can be trusted: a replay failed, or the shape changed.
   void forget() { seat_.held.made = 0; }
-  // The retained results are those of seat.held; every window is absent.
+  // What has changed since something was made from it, for who goes on from `held` without the windows.
+  void note(flashrt_held &held) const;
+  // The retained results are those of seat.held; every window is absent. What was stale stays so: an input
+  // that had changed counts as announced.
   void restored();
+  // The windows are gone, the results are not.
+  void lose_windows();
   // E_UNWRITTEN or E_STALE unless `stage` may run now, behind the stages of `before` in one replay.
   flashrt_status check(uint32_t stage, bool allow_stale, uint64_t before) const;
   // FLASHRT_ABSENT, FLASHRT_STALE or FLASHRT_CURRENT.

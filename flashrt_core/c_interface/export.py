@@ -266,7 +266,7 @@ class Lent:
             working_set=seat.working_set,
             resident=bool(resident),
             parked=bool(seat.parked),
-            host=self._translator.host(seat.held, self._seat_blocks[index]),
+            host=self._translator.host(seat.held, self._seat_blocks[index], seat),
             page=self._translator.page(seat),
         )
 

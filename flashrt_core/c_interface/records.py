@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..specs import DType, Rate, Role, Update
 
 ABI_VERSION = 1
-HANDOVER_VERSION = 3
+HANDOVER_VERSION = 4
 NONE = 0xFFFFFFFF
 MAX_RANK, MAX_STAGES, MAX_INPUTS, NAME_BYTES = 8, 16, 32, 256
 DEVICES = {"cpu": 1, "cuda": 2}
@@ -160,7 +160,7 @@ class Held(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("shape", u32), ("origin", u32), ("foreign", u32), ("reserved", u32), ("decisions", u64),
         ("made", u64), ("staged", u64), ("staged_bytes", u64 * MAX_INPUTS),
-        ("lineage", (u64 * MAX_INPUTS) * MAX_STAGES),
+        ("lineage", (u64 * MAX_INPUTS) * MAX_STAGES), ("newer", u64 * MAX_INPUTS),
     ]  # fmt: skip
 
 

@@ -47,26 +47,28 @@ class Translator:
             held.made |= 1 << at
             for name, epoch in epochs.items():
                 held.lineage[at][self._inputs.index(name)] = epoch
+        for name, epoch in host.lineage.newer.items():
+            held.newer[self._inputs.index(name)] = epoch
         for name, value in host.staged.items():
             index, offset = self._places[name]
             ctypes.memmove(ctypes.addressof(block) + offset, value.tobytes(), value.nbytes)
             held.staged |= 1 << index
             held.staged_bytes[index] = value.nbytes
 
-    def host(self, held: records.Held, block: Any) -> HostState:
-        """The host state that a record has become."""
+    def host(self, held: records.Held, block: Any, seat: records.Seat | None = None) -> HostState:
+        """The host state that a record has become, in a capsule or in a seat."""
         origin = HostState() if held.origin == records.NONE else self._origins[held.origin]
         if held.foreign & records.FOREIGN_PROMPT:
             origin = replace(origin, prompt="")  # its tokens are known, its text is not
         if held.foreign & records.FOREIGN_OBSERVATION:
-            origin = replace(origin, robot_state=None, stamp_ns=0)
+            origin = replace(origin, robot_state=None, stamp_ns=0, seen_ns=0)
         shapes = self._contract.shapes
+        lineage = self._lineage(held, held.newer if seat is None else seat.epochs)
         return replace(
-            origin,
+            origin.made_of(lineage, self._contract),
             shape=None if held.shape == records.NONE else shapes[held.shape],
             decisions=held.decisions,
             staged=self._staged(held, block),
-            lineage=self._lineage(held),
         )
 
     def turn(self, page: Page, seat: records.Seat) -> None:
@@ -80,19 +82,18 @@ class Translator:
         """The page that a seat has become."""
         epochs = {name: seat.epochs[index] or None for index, name in enumerate(self._inputs)}
         announced = frozenset(self._inputs[index] for index in bits(seat.announced))
-        return Page(seat.clock, epochs, announced, self._lineage(seat.held))
+        return Page(seat.clock, epochs, announced, self._lineage(seat.held, seat.epochs))
 
-    def _lineage(self, held: records.Held) -> Lineage:
-        return Lineage.of(
-            {
-                self._stages[stage]: {
-                    name: held.lineage[stage][index]
-                    for index, name in enumerate(self._inputs)
-                    if held.lineage[stage][index]
-                }
-                for stage in bits(held.made)
+    def _lineage(self, held: records.Held, epochs: Any) -> Lineage:
+        made = {
+            self._stages[stage]: {
+                name: held.lineage[stage][index]
+                for index, name in enumerate(self._inputs)
+                if held.lineage[stage][index]
             }
-        )
+            for stage in bits(held.made)
+        }
+        return Lineage.of(made, dict(zip(self._inputs, epochs, strict=False)))
 
     def _staged(self, held: records.Held, block: Any) -> dict[str, np.ndarray[Any, Any]]:
         found = {}

@@ -155,6 +155,8 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
     }
     if host.turn:
         document["turn"] = host.turn
+    if host.lineage.newer:  # of something stale: who cannot know that must not read it
+        document["newer"] = dict(host.lineage.newer)
     try:
         header = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
         # What cannot be read again is not written: the payload must be as long as the table says.
@@ -179,10 +181,13 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
     key = ShapeKey(*(shape.whole(name, 1, 1 << 31) for name in ShapeKey._fields))
     shape.end()
     parts, stages = top.fields("fingerprint"), top.fields("lineage")
-    lineage = {}
+    lineage, newer = {}, {}
     for stage in stages:
         epochs = stages.fields(stage)
         lineage[stage] = {name: epochs.whole(name, 1, COUNTS.stop) for name in epochs}
+    if "newer" in document:
+        changed = top.fields("newer")
+        newer = {name: changed.whole(name, 1, COUNTS.stop) for name in changed}
     regions, end = _regions(top.items("regions"))
     arrays = _arrays(top.items("arrays"), payload, end)
     host = HostState(
@@ -190,13 +195,16 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
         prompt=top.text("prompt"),
         seed=top.whole("seed", 0, _U64),
         decisions=top.whole("decisions", COUNTS.start, COUNTS.stop),
-        stamp_ns=top.whole("stamp_ns", STAMPS.start, STAMPS.stop),
+        stamp_ns=(stamp_ns := top.whole("stamp_ns", STAMPS.start, STAMPS.stop)),
+        seen_ns=stamp_ns,
         robot_state=arrays.pop((_STATE, ""), None),
         turn=top.whole("turn", 1, COUNTS.stop) if "turn" in document else 0,
         raw=arrays.pop((_RAW, ""), None),
         staged={name: value for (_, name), value in arrays.items()},
-        lineage=Lineage.of(lineage),
+        lineage=Lineage.of(lineage, newer),
     )
+    if host.lineage.newer != newer:
+        raise MalformedError(f"newer is {newer}, with nothing made from an older value of each")
     fingerprint = Fingerprint({name: parts.text(name) for name in parts})
     info = CapsuleInfo(
         name=top.text("name"),

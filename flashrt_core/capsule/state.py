@@ -30,9 +30,10 @@ class HostState:
     """What a session knows outside the buffers. Immutable, so that sharing it is copying it.
 
     Its arrays are copies that nobody can write (:func:`frozen`): a host reuses its own. ``staged``
-    holds the last values of staged inputs: their products are in the regions. In a policy with a
-    history, ``turn`` counts the decisions of the episode, and ``raw`` are the last one's actions
-    [H, A] as the network gave them.
+    holds the last values of staged inputs: their products are in the regions. ``stamp_ns`` is of
+    the observation that the retained context was made from, ``seen_ns`` of the newest. In a policy
+    with a history, ``turn`` counts the decisions of the episode, and ``raw`` are the last one's
+    actions [H, A] as the network gave them.
     """
 
     shape: ShapeKey | None = None
@@ -45,6 +46,12 @@ class HostState:
     lineage: Lineage = field(default_factory=Lineage)
     turn: int = 0
     raw: Array | None = None
+    seen_ns: int = 0
+
+    def made_of(self, lineage: Lineage, contract: Contract) -> HostState:
+        """The same, of what is retained now."""
+        stamp_ns = self.seen_ns if lineage.current(contract) else self.stamp_ns
+        return replace(self, lineage=lineage, stamp_ns=stamp_ns)
 
     def owned(self) -> HostState:
         """The same with arrays of its own, whoever made these."""

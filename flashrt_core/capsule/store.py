@@ -187,16 +187,16 @@ class CapsuleStore:
             saving = copier.saving(shape, held.slot, host.turn)
         try:
             self._start(saving)
+            # The device copies meanwhile.
+            held.copier, held.saving = copier, None if host.turn else saving
+            held.host, held.nbytes = host, copier.nbytes(shape, host.turn)
+            held.created_ns, held.told = time.time_ns(), None
+            self._held.pop(name, None)  # the order is that in which they came
+            self._held[name] = held
         except BaseException:
             self._held.pop(name, None)
             self._free[held.place].append(held.slot)
             raise
-        # The device copies meanwhile.
-        held.copier, held.saving = copier, None if host.turn else saving
-        held.host, held.nbytes = host, copier.nbytes(shape, host.turn)
-        held.created_ns, held.told = time.time_ns(), None
-        self._held.pop(name, None)  # the order is that in which they came
-        self._held[name] = held
         return held.info()
 
     def fork(self, held: Held, seat: Tensor) -> None:
