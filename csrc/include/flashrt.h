@@ -278,7 +278,8 @@ FLASHRT_API flashrt_status flashrt_read_output(flashrt_session *session, uint32_
 FLASHRT_API flashrt_status flashrt_snapshot(flashrt_session *session, const char *name);
 
 /* Resume from a capsule of this session. Its inputs count as unwritten then: act may follow once the
- * inputs of the last stage are written, a new context needs a new observation. E_CAPSULE, E_DEVICE. */
+ * inputs of the last stage are written, a new context needs a new observation. What was stale when it
+ * was saved is stale again, and so it is in a fork. E_CAPSULE, E_DEVICE. */
 FLASHRT_API flashrt_status flashrt_restore(flashrt_session *session, const char *name);
 
 /* A new session that continues from a capsule, or from the live state where capsule is null. `into` is

@@ -81,6 +81,19 @@ def test_new_tokens(main: Session, way: Way) -> None:
         assert acts_on(there, 3, "b")
 
 
+def test_a_new_prompt_that_was_encoded_serves_the_next_image(main: Session) -> None:
+    """The context was stale, the encoded prompt was not: a restore keeps that apart."""
+    with main.export() as export:
+        host = Host(export)
+        assert (
+            host.write("tokens", np.array([98, 0, 0, 0], np.int32)) == host.run("prompt") == api.OK
+        )
+        saved_and_restored(host)
+        assert host.write("noise", NOISE) == api.OK and host.act() == api.STALE
+        assert host.write("image", image(4)) == host.decide() == api.OK
+        assert acts_on(host, 4, "b")
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_not_stale_goes_on_at_once(main: Session, way: Way) -> None:
     with main.export() as export:

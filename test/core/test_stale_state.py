@@ -142,6 +142,19 @@ def test_the_stamp_is_that_of_the_context() -> None:
     assert session.decide().stamp_ns == 9
 
 
+def test_a_new_prompt_that_was_encoded_serves_the_next_image() -> None:
+    session = main_session()
+    session.set_prompt("b")
+    session.observe(toy.see(5))
+    session.snapshot("stale")
+    session.restore("stale")
+    with pytest.raises(StaleStateError, match=r"'image', 'tokens'"):
+        session.act()
+    session.write({"image": toy.see(4).images[toy.VIEW]})
+    chunk = session.decide()
+    assert np.allclose(chunk.raw, toy.expected(4, "b", noise_for(7, 1, (2, 3))))
+
+
 def test_a_file_says_what_is_stale_and_older_files_say_nothing(tmp_path: Path) -> None:
     session = main_session()
     fresh, stale = tmp_path / "fresh.capsule", tmp_path / "stale.capsule"

@@ -232,6 +232,9 @@ def test_prompts(robot: Robot) -> None:
     assert stale.error_code == 0
     reuse = robot.decide(reuse_context=True)
     assert reuse.error_code == STALE_STATE, "the retained context answers the old prompt"
+    for service, kind in (("save_capsule", SaveCapsule), ("restore_capsule", RestoreCapsule)):
+        assert robot.call(kind, service, name="old").error_code == 0
+        assert robot.decide(reuse_context=True).error_code == STALE_STATE, service
 
 
 def test_decide_waits_for_the_stamps_it_was_given(robot: Robot) -> None:
