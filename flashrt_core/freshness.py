@@ -38,14 +38,16 @@ class Lineage:
 
         What is newest is found now: a host waits for a restore.
         """
-        named = made.values()
-        newer = {
-            name: epoch
-            for name, epoch in epochs.items()
-            if epoch and any(each.get(name, epoch) != epoch for each in named)
-        }
-        oldest = (epoch for each in named for epoch in each.values())
-        return cls(made, newer, max((*oldest, *newer.values()), default=0))
+        newer, newest = {}, 0
+        for named in made.values():
+            for name, epoch in named.items():
+                now = epochs.get(name)
+                if now and now != epoch:
+                    newer[name] = now
+                    newest = max(newest, now)
+                if epoch > newest:
+                    newest = epoch
+        return cls(made, newer, newest)
 
     def older(self, stage: str) -> list[str]:
         """Inputs that have changed since ``stage`` ran."""
@@ -55,6 +57,8 @@ class Lineage:
     def current(self, contract: Contract) -> bool:
         """Whether what the last stage decides on is there, and made from the newest inputs."""
         last = contract.decision_stages[-1]
+        if not self.newer:
+            return all(stage in self.made for stage in last.requires)
         context = [name for name in last.requires if not contract.stage(name).transform]
         stages = context or [last.name]
         return all(stage in self.made and not self.older(stage) for stage in stages)
@@ -224,8 +228,12 @@ class Ledger:
                     got="no retained result of it",
                     remedy=f"run {name!r} first",
                 )
-            older = () if allow_stale else self.lineage().older(name)
-            if older:
+            older = [
+                source
+                for source, epoch in self._made[name].items()
+                if self._epoch[source] is not None and self._epoch[source] != epoch
+            ]
+            if older and not allow_stale:
                 raise StaleStateError(
                     f"stage {stage.name!r} would use {name!r}",
                     expected="a result made from the current inputs",

@@ -373,10 +373,10 @@ class Session:
 
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
-        # With its lineage: a snapshot that follows has nothing left to put together.
-        host, history = self.host_state(), self.contract.history
+        host, history = self._host, self.contract.history
         check_finite(raw, self.name)
-        self._host = replace(host, decisions=host.decisions + 1)
+        # With its lineage: a snapshot that follows has nothing left to put together.
+        self._host = host.made_of(self.ledger.lineage(), self.contract, host.decisions + 1)
         actions = self.processor.decode(raw, host.robot_state)
         if history is not None:
             self.past.clear()
@@ -387,7 +387,7 @@ class Session:
             actions=actions,
             raw=raw,
             stage_ms=timings,
-            stamp_ns=host.stamp_ns,
+            stamp_ns=self._host.stamp_ns,
         )
 
     def _fill(self, spec: InputSpec, value: Array) -> None:

@@ -48,10 +48,16 @@ class HostState:
     raw: Array | None = None
     seen_ns: int = 0
 
-    def made_of(self, lineage: Lineage, contract: Contract) -> HostState:
-        """The same, of what is retained now."""
-        stamp_ns = self.seen_ns if lineage.current(contract) else self.stamp_ns
-        return replace(self, lineage=lineage, stamp_ns=stamp_ns)
+    def made_of(
+        self, lineage: Lineage, contract: Contract, decisions: int | None = None
+    ) -> HostState:
+        """The same, of what is retained now; behind so many decisions, if that has changed."""
+        return replace(
+            self,
+            lineage=lineage,
+            stamp_ns=self.seen_ns if lineage.current(contract) else self.stamp_ns,
+            decisions=self.decisions if decisions is None else decisions,
+        )
 
     def owned(self) -> HostState:
         """The same with arrays of its own, whoever made these."""
