@@ -38,6 +38,20 @@ struct Tap {
   }
 };
 
+// Where a cell of the output begins in the pictures before it; frame -1: there is no such cell.
+struct Place {
+  int frame, line, column, video;
+
+  __device__ __forceinline__ void find(const Args& args, int cell) {
+    const int at = cell % args.out_width, rest = cell / args.out_width;
+    const int row = rest % args.out_height, made = rest / args.out_height % args.made;
+    column = at * args.stride_space - args.before;
+    line = row * args.stride_space - args.before;
+    frame = cell < args.cells ? made * args.stride_time : -1;
+    video = rest / args.out_height / args.made;
+  }
+};
+
 __device__ __forceinline__ void store(bf16* out, float low, float high) {
   *reinterpret_cast<uint32_t*>(out) = pack2(low, high);
 }

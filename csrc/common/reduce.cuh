@@ -23,4 +23,25 @@ __device__ __forceinline__ float block_sum(float value, float* slots) {
   return warp_sum(lane < warps ? slots[lane] : 0.0f);
 }
 
+struct Moments {
+  float mean, factor;  // factor: 1 / sqrt(var + eps)
+};
+
+// Of a row of `width` numbers of which each thread of the block holds eight, zeros where it is not `inside`:
+// the mean first, then the squares of the differences.
+__device__ __forceinline__ Moments row_moments(const float (&v)[8], bool inside, int width, float eps,
+                                               float (*slots)[32]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += v[i];
+  const float mean = block_sum(sum, slots[0]) / width;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float difference = inside ? v[i] - mean : 0.0f;
+    squares += difference * difference;
+  }
+  return {mean, rsqrtf(block_sum(squares, slots[1]) / width + eps)};
+}
+
 }  // namespace flashrt

@@ -39,15 +39,7 @@ class Product {
     piece_ = threadIdx.x % kPieces * kVector;
     row_ = threadIdx.x / kPieces;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int cell = blockIdx.x * kCells + row_ + i * kStep;
-      const int column = cell % args.out_width, rest = cell / args.out_width;
-      const int row = rest % args.out_height, frame = rest / args.out_height % args.made;
-      column_[i] = column * args.stride_space - args.before;
-      line_[i] = row * args.stride_space - args.before;
-      frame_[i] = cell < args.cells ? frame * args.stride_time : -1;
-      video_[i] = rest / args.out_height / args.made;
-    }
+    for (int i = 0; i < kOwn; ++i) places_[i].find(args, blockIdx.x * kCells + row_ + i * kStep);
   }
 
   // Steps [first, last) of kDepth.
@@ -98,15 +90,16 @@ class Product {
   }
 
   __device__ __forceinline__ const bf16* cell(int i, bool& keep) const {
-    const int frame = frame_[i] + tap_.time, row = line_[i] + tap_.row, column = column_[i] + tap_.column;
-    keep = frame_[i] >= 0 && k_ < args_.depth && row >= 0 && row < args_.height && column >= 0 &&
+    const Place& from = places_[i];
+    const int frame = from.frame + tap_.time, row = from.line + tap_.row, column = from.column + tap_.column;
+    keep = from.frame >= 0 && k_ < args_.depth && row >= 0 && row < args_.height && column >= 0 &&
            column < args_.width;
     if (!keep) return args_.weight;  // any address
     const bool old = frame < args_.past_frames;
     const int count = old ? args_.past_frames : args_.frames;
     const int at = old ? frame : frame - args_.past_frames;
     const size_t place =
-        (static_cast<size_t>(video_[i] * count + at) * args_.height + row) * args_.width + column;
+        (static_cast<size_t>(from.video * count + at) * args_.height + row) * args_.width + column;
     return (old ? args_.past : args_.x) + place * args_.channels + tap_.channel;
   }
 
@@ -160,7 +153,7 @@ class Product {
   const Args args_;
   bf16* shared_;
   int lane_, warp_, piece_, row_, k_;
-  int column_[kOwn], line_[kOwn], frame_[kOwn], video_[kOwn];
+  Place places_[kOwn];
   Tap tap_;
   float sums_[2][10][4] = {};
 };

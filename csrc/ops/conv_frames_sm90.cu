@@ -27,15 +27,7 @@ class WideProduct {
     piece_ = threadIdx.x % kPieces;
     row_ = threadIdx.x / kPieces;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int cell = blockIdx.x * kCells + row_ + i * kTurn;
-      const int column = cell % args.out_width, rest = cell / args.out_width;
-      const int row = rest % args.out_height, frame = rest / args.out_height % args.made;
-      column_[i] = column * args.stride_space - args.before;
-      line_[i] = row * args.stride_space - args.before;
-      frame_[i] = cell < args.cells ? frame * args.stride_time : -1;
-      video_[i] = rest / args.out_height / args.made;
-    }
+    for (int i = 0; i < kOwn; ++i) places_[i].find(args, blockIdx.x * kCells + row_ + i * kTurn);
   }
 
   __device__ __forceinline__ static int steps(int depth) { return (depth + kStep - 1) / kStep; }
@@ -91,14 +83,15 @@ class WideProduct {
 
  private:
   __device__ __forceinline__ const bf16* cell(int i, bool& keep) const {
-    const int frame = frame_[i] + tap_.time, row = line_[i] + tap_.row, column = column_[i] + tap_.column;
-    keep = frame_[i] >= 0 && k_ < args_.depth && row >= 0 && row < args_.height && column >= 0 &&
+    const Place& from = places_[i];
+    const int frame = from.frame + tap_.time, row = from.line + tap_.row, column = from.column + tap_.column;
+    keep = from.frame >= 0 && k_ < args_.depth && row >= 0 && row < args_.height && column >= 0 &&
            column < args_.width;
     if (!keep) return args_.weight;  // any address
     const bool old = frame < args_.past_frames;
     const int count = old ? args_.past_frames : args_.frames;
     const int at = old ? frame : frame - args_.past_frames;
-    const int place = ((video_[i] * count + at) * args_.height + row) * args_.width + column;
+    const int place = ((from.video * count + at) * args_.height + row) * args_.width + column;
     return (old ? args_.past : args_.x) + static_cast<size_t>(place) * args_.channels + tap_.channel;
   }
 
@@ -131,7 +124,7 @@ class WideProduct {
   const Args args_;
   uint32_t shared_;
   int piece_, row_, k_;
-  int column_[kOwn], line_[kOwn], frame_[kOwn], video_[kOwn];
+  Place places_[kOwn];
   Tap tap_;
   float sums_[kChannels / 2] = {};
 };

@@ -44,20 +44,10 @@ __device__ __forceinline__ void gated_residual_norm(const bf16* x, const bf16* b
     }
     store8(out + row * out_stride + column, v);
   }
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += v[i];
-  const float mean = block_sum(sum, slots[0]) / width;
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float difference = inside ? v[i] - mean : 0.0f;
-    squares += difference * difference;
-  }
-  const float factor = rsqrtf(block_sum(squares, slots[1]) / width + eps);
+  const Moments moments = row_moments(v, inside, width, eps, slots);
   if (!inside) return;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = (v[i] - mean) * factor * gain[i] + shift[i];
+  for (int i = 0; i < 8; ++i) v[i] = (v[i] - moments.mean) * moments.factor * gain[i] + shift[i];
   store8(y + row * y_stride + column, v, quantised);
 }
 

@@ -28,21 +28,11 @@ __device__ __forceinline__ void layer_norm(const T* x, const float* weight, cons
   const float factor = store_factor<Out>(y_scale);
   pdl_wait();
   if (inside) load8(x + static_cast<size_t>(blockIdx.x) * x_stride + column, v);
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += v[i];
-  const float mean = block_sum(sum, slots[0]) / width;
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float difference = inside ? v[i] - mean : 0.0f;
-    squares += difference * difference;
-  }
-  const float scale = rsqrtf(block_sum(squares, slots[1]) / width + eps);
+  const Moments moments = row_moments(v, inside, width, eps, slots);
   if (!inside) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    v[i] = (v[i] - mean) * scale;
+    v[i] = (v[i] - moments.mean) * moments.factor;
     if constexpr (kAffine) v[i] = v[i] * gain[i] + offset[i];
   }
   store8(y + static_cast<size_t>(blockIdx.x) * y_stride + column, v, factor);
