@@ -75,7 +75,7 @@ using NormLinear1536x48 = StreamedShape<48, 6, 4, 6, true>;
 static_assert(NormLinear1536x48::kSharedBytes == 90176, "as the launcher has it");
 using NormLinear1536x72 = StreamedShape<72, 12, 2, 4, true>;
 static_assert(NormLinear1536x72::kSharedBytes == 85872, "as the launcher has it");
-using NormLinear1536x96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4, true>;
+using NormLinear1536x96 = StreamedShape<96, 12, 2, 6, true, 48, false, 4, true>;
 static_assert(NormLinear1536x96::kSharedBytes == 115824, "as the launcher has it");
 using Linear1536x32 = StreamedShape<32, 6, 4, 6, false>;
 static_assert(Linear1536x32::kSharedBytes == 67648, "as the launcher has it");
@@ -83,7 +83,7 @@ using Linear1536x48 = StreamedShape<48, 6, 4, 6, false>;
 static_assert(Linear1536x48::kSharedBytes == 83008, "as the launcher has it");
 using Linear1536x96 = StreamedShape<96, 12, 2, 4, false>;
 static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
-using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4, true>;
+using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, 4, true>;
 static_assert(Linear6144x96::kSharedBytes == 114528, "as the launcher has it");
 
 // For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named

@@ -22,8 +22,8 @@ namespace flashrt {
 // and of the two vectors of the norm.
 // kTensors: of W, 1 (q) or 3 (q, k and v).
 template <int kTensors_, int kStages_, class Attention_>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true>;
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48>;
   using Attention = Attention_;
   using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
   using Base::kTotals;
@@ -79,6 +79,8 @@ class NormAttention : StreamedProduct<S, NoFinish> {
   __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, bf16* out, int out_stride,
                                       int kept) {
     pdl_trigger();
+    const typename Base::Centred condition = this->load_centred();
+    const uint2 offsets = load_bias(bias);
     if (thread_ == 0) {
       const uint32_t rows = count(split_);
       expect_bytes(barrier(kPushed), S::kOthers * ((rows + 2) * S::kRows * 4 + rows * 8));
@@ -88,12 +90,11 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     if constexpr (S::kSelf) clear_keys();
     __syncwarp();
     cluster_arrive_relaxed();
-    const uint2 offsets = load_bias(bias);
     attention.rows = first(split_) + count(split_);
     heads::Heads<Attention> attend(attention, shared_ + S::kAttention, first(split_), tile_, 0);
     const bool attends = warp_ < Attention::kWarps;
     if (!S::kSelf && kept && attends) attend.begin();
-    this->fetch_centred();
+    this->leave_centred(condition);
     leave_bias(offsets);
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
