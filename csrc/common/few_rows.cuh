@@ -19,7 +19,7 @@
 // kInner = K; kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those
 // this block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
 // part; kSquareParts partial sums of x^2; kVectors, with kCentred, of the four rows of shift and gain those
-// that are kept: without the last, the product finds it from what x is grown by; and where they lie in
+// that are kept: all, or shift's, where the product knows gain from what x is grown by; and where they lie in
 // shared memory.
 //
 // With kBlockScope barriers are waited for with the scope of the block: what they bring lies in shared
@@ -171,7 +171,8 @@ class FewRows {
     }
     return v;
   }
-  // gain - 1 as bf16, which x is grown by; shift, and the gain that this is, each as two bf16 rows.
+  // gain - 1 as bf16, which x is grown by; shift and, with four kVectors, the gain that this is, each as two
+  // bf16 rows.
   __device__ __forceinline__ void leave_centred(const Centred& v) const {
 #pragma unroll
     for (int turn = 0; turn < Centred::kTurns; ++turn) {
@@ -182,15 +183,13 @@ class FewRows {
       const float2 grown = unpack2(growth);
       *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
       leave_vector(0, k, v.shifts[turn]);
-      leave_vector<S::kVectors>(2, k, {1.0f + grown.x, 1.0f + grown.y});
+      if constexpr (S::kVectors > 2) leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
     }
   }
-  template <int kRows = 4>  // that there are
   __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
     const uint32_t upper = pack2(v.x, v.y);
     const float2 rounded = unpack2(upper);
     *reinterpret_cast<uint32_t*>(vector_row(row) + k * 2) = upper;
-    if (row + 1 >= kRows) return;
     *reinterpret_cast<uint32_t*>(vector_row(row + 1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
   }
   __device__ __forceinline__ unsigned char* vector_row(int row) const {

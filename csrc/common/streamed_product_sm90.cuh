@@ -12,12 +12,12 @@
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
 // won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
 //
-// With kSlim a block keeps its own sums where they lie and three of the four rows of shift and gain: less
-// shared memory, for a little more work. With fewer stages of x than of W (kTokenStages) each has barriers of
+// With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
+// fewer stages of x than of W (kTokenStages) each has barriers of
 // its own.
 //
 // The fourth warp of a warpgroup would have tokens 48 to 63. With kNorm its rows are shift and gain of
-// the norm, each as its bf16 value and the rest (few_rows.cuh), and the others' rows are conditioned on
+// the norm, two of each, and the others' rows are conditioned on
 // their way through registers. Sums of x and of its squares are made by the other pipes while the tensor
 // cores have the warpgroup's product: as products they would wait for that, and the next step for them.
 #pragma once
@@ -44,7 +44,7 @@ struct StreamedShape {
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr bool kBlockScope = false;
   static constexpr bool kOwnStays = kSlim_;
-  static constexpr int kVectors = kSlim_ ? 3 : 4;  // rows of shift and gain that are kept
+  static constexpr int kVectors = 2;  // of shift; those of gain are ones and what x is grown by
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kLate = kLate_;
@@ -71,7 +71,7 @@ struct StreamedShape {
   static constexpr int kStageStart = 0, kFetched = kStages * kWeightBytes + kTokenStages * kTokenBytes;
   static constexpr int kSummed = kParts * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
-  static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
+  static constexpr int kVector = kDepth * 2 + 16;  // of rows that a warp reads at a time
   static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
   static constexpr int kSquares = kShift + (kNorm ? kVectors * kVector : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
@@ -232,48 +232,58 @@ class StreamedProduct : protected FewRows<S, Op> {
     if constexpr (S::kNorm) leave_moments(squares, totals);
   }
 
-  // A step's operands of four products, 16 columns each.
+  // A step's operands of four products, 16 columns each. All that a warp reads is on its way before the
+  // first is used: the products of a warpgroup wait for the last of its warps.
   __device__ __forceinline__ void load_operands(int step, uint32_t (&x)[4][4]) const {
+    int k = step * 64 + lane_ % 4 * 2;
+    if constexpr (S::kLate) k += (columns(step) - step) * 64;
+    if (slab_ < S::kMaxTokens / 16) {
+      load_tokens(step, k, x);
+      return;
+    }
+#pragma unroll
+    for (int part = 0; part < 4; ++part) x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
+    if constexpr (S::kNorm) {
+      if (slab_ == 3 && lane_ < 16) load_vectors(k, x);
+    }
+  }
+
+  __device__ __forceinline__ void load_tokens(int step, int k, uint32_t (&x)[4][4]) const {
+    const int row = slab_ * 16 + lane_ % 16;
+    const unsigned char* tile = tokens(step) + row * 128;
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      int k = step * 64 + part * 16 + lane_ % 4 * 2;
-      if constexpr (S::kLate) k += (columns(step) - step) * 64;
-      if constexpr (S::kMaxTokens < 48) {
-        if (slab_ != 3 && slab_ >= S::kMaxTokens / 16) {
-          x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
-          continue;
-        }
+      ldmatrix_x4(x[part], shared_address(tile + ((part * 2 + lane_ / 16) ^ (row & 7)) * 16));
+    }
+    if constexpr (S::kNorm) {
+      uint32_t low[4], high[4];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const unsigned char* scale = shared_ + S::kScale + (k + part * 16) * 2;
+        low[part] = *reinterpret_cast<const uint32_t*>(scale);
+        high[part] = *reinterpret_cast<const uint32_t*>(scale + 16);
       }
-      if (slab_ == 3) {
-        const bool holds = S::kNorm && lane_ < 16;
-        const unsigned char* v = this->vector_row(min(lane_ / 4 % 4, S::kVectors - 1)) + k * 2;
-        x[part][0] = holds ? *reinterpret_cast<const uint32_t*>(v) : 0u;
-        x[part][1] = 0u;
-        x[part][2] = holds ? *reinterpret_cast<const uint32_t*>(v + 16) : 0u;
-        x[part][3] = 0u;
-        if (S::kVectors == 3 && holds && lane_ / 4 == 3) {  // what the rounding of the gain left
-          const unsigned char* growth = shared_ + S::kScale + k * 2;
-          x[part][0] = rest(*reinterpret_cast<const uint32_t*>(growth), x[part][0]);
-          x[part][2] = rest(*reinterpret_cast<const uint32_t*>(growth + 16), x[part][2]);
-        }
-        continue;
-      }
-      const int row = slab_ * 16 + lane_ % 16, unit = part * 2 + lane_ / 16;
-      const unsigned char* tile = tokens(step);
-      ldmatrix_x4(x[part], shared_address(tile + row * 128 + (unit ^ (row & 7)) * 16));
-      if constexpr (S::kNorm) {
-        const unsigned char* scale = shared_ + S::kScale + k * 2;
-        const uint32_t low = *reinterpret_cast<const uint32_t*>(scale);
-        const uint32_t high = *reinterpret_cast<const uint32_t*>(scale + 16);
-        x[part][0] = grow2(x[part][0], low), x[part][1] = grow2(x[part][1], low);
-        x[part][2] = grow2(x[part][2], high), x[part][3] = grow2(x[part][3], high);
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        x[part][0] = grow2(x[part][0], low[part]), x[part][1] = grow2(x[part][1], low[part]);
+        x[part][2] = grow2(x[part][2], high[part]), x[part][3] = grow2(x[part][3], high[part]);
       }
     }
   }
 
-  __device__ __forceinline__ static uint32_t rest(uint32_t growth, uint32_t gain) {
-    const float2 grown = unpack2(growth), rounded = unpack2(gain);
-    return pack2(1.0f + grown.x - rounded.x, 1.0f + grown.y - rounded.y);
+  // Shift as two rows and gain as two: ones, and what x is grown by, whose sum it is exactly. A row of them
+  // for each four lanes.
+  __device__ __forceinline__ void load_vectors(int k, uint32_t (&x)[4][4]) const {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    const int row = lane_ / 4;
+    const unsigned char* v = (row < 2 ? this->vector_row(row) : shared_ + S::kScale) + k * 2;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const uint32_t low = *reinterpret_cast<const uint32_t*>(v + part * 32);
+      const uint32_t high = *reinterpret_cast<const uint32_t*>(v + part * 32 + 16);
+      x[part][0] = row == 2 ? kOnes : low;
+      x[part][2] = row == 2 ? kOnes : high;
+    }
   }
 
   // Of a step whose operands are conditioned already: its tile is there until it is fetched again.

@@ -64,13 +64,13 @@ LINEAR_PLANS = (
     _whole("linear", 6144, 48, 86128, 8, mapped=True),
 )
 NORM_PLANS = (
-    streamed_plan("layer_norm_linear", 1536, 32, 74560, 4),
-    streamed_plan("layer_norm_linear", 1536, 48, 90176, 4),
-    streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
-    streamed_plan("layer_norm_linear", 1536, 96, 115824, 2),
-    streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
-    streamed_plan("layer_norm_linear", 3072, 112, 129472, 1, tokens=16),
-    streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
+    streamed_plan("layer_norm_linear", 1536, 32, 72992, 4),
+    streamed_plan("layer_norm_linear", 1536, 48, 88608, 4),
+    streamed_plan("layer_norm_linear", 1536, 72, 82768, 2),
+    streamed_plan("layer_norm_linear", 1536, 96, 114272, 2),
+    streamed_plan("layer_norm_linear", 3072, 96, 99360, 4, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 112, 117152, 1, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 144, 103376, 2, tokens=16),
     _whole("layer_norm_linear", 1536, 44, 48416, 2),
     _whole("layer_norm_linear", 1536, 44, 45344, 4),
 )

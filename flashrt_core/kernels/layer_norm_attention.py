@@ -66,7 +66,7 @@ def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
 
 
 #: Over keys that are there, and over the rows themselves.
-_CONTEXT_PLAN, _SELF_PLAN = _plan("", 103_104), _plan("_self", 108_896)
+_CONTEXT_PLAN, _SELF_PLAN = _plan("", 101_536), _plan("_self", 107_328)
 
 
 def layer_norm_attention_launch(
