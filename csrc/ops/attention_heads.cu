@@ -18,9 +18,14 @@
 // them.
 // Those named _cluster split the keys of few rows over clusters of eight: grid (8 ceil(rows_run / 16), H,
 // runs); rows of k and v that fresh [count] int32 names are not kept, the list itself is.
+// Those named _normed are _biased, of rows of q that are normalised on their way: what a product has left of
+// them, squares [M, runs] float32 the sums of squares of runs of each whole row, runs % 4 == 0, runs <= 128;
+// q_norm [H d] float32, the gain is 1 + q_norm.
 // source of the online softmax: arXiv 2205.14135
+#include "../common/head_rows.cuh"
 #include "../common/heads.cuh"
 #include "../common/pdl.cuh"
+#include "../common/wgmma.cuh"
 
 namespace flashrt {
 namespace heads {
@@ -67,8 +72,40 @@ __device__ __forceinline__ void attend_biased(const Args& args, Out* out, const 
   }
 }
 
+template <class S>
+__device__ __forceinline__ void attend_normed(const Args& args, const RowNorm& norm, bf16* out,
+                                              int out_stride, int kept) {
+  using Rows = HeadRows<S::kDim, S::kPitch>;
+  pdl_trigger();
+  Heads<S> heads(args, dynamic_shared(), blockIdx.x * kRows, blockIdx.y, blockIdx.z);
+  if (kept) heads.begin();
+  const int head = blockIdx.y * S::kDim, own = blockIdx.x * kRows + Rows::row();
+  const int row = blockIdx.z * args.rows + own;
+  typename Rows::Values gain, values;
+  typename Rows::Row loaded;
+  Rows::load(norm.gain + head, gain);
+  Rows::add(gain, 1.0f);
+  const bf16* source = Rows::numbers_at(args.q + static_cast<size_t>(row) * args.q_stride + head);
+  const float* squares = Rows::squares_at(norm.squares + static_cast<size_t>(row) * norm.stride);
+  pdl_wait();
+  Rows::load(source, own < args.rows, loaded);
+  Rows::load_squares(squares, norm.runs, own < args.rows, loaded);
+  if (!kept) heads.begin();
+  Rows::normalise(loaded, gain, norm.share, norm.eps, values);
+  bf16* queries = reinterpret_cast<bf16*>(dynamic_shared() + S::kSharedBytes);
+  Rows::store(queries + Rows::row() * S::kPitch, values);
+  __syncthreads();
+  heads.load_queries(queries);
+  heads.run();
+  heads.join_lanes();
+  heads.store(out, out_stride, 1.0f);
+}
+
 using Biased128 = Shape<128, 2, 0, true>;
 static_assert(Biased128::kSharedBytes == 70144, "as the launcher has it");
+static_assert(Biased128::kSharedBytes + kRows * Biased128::kPitch * 2 == 74496, "as the launcher has it");
+using Short128 = Shape<128, 1, 0, true, 1, true>;
+static_assert(Short128::kSharedBytes + kRows * Short128::kPitch * 2 == 39424, "as the launcher has it");
 using Split128 = Shape<128, 3, 0, true, 8>;
 static_assert(Split128::kSharedBytes == 113552, "as the launcher has it");
 using Short48 = Shape<48, 1, 0, false, 1, true>;
@@ -117,6 +154,24 @@ FLASHRT_HEADS(attention_heads_d128_fp8, Wide128, flashrt::e4m3)
 
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16, Biased128, flashrt::bf16)
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8, Biased128, flashrt::e4m3)
+
+#define FLASHRT_HEADS_NORMED(name, Shape)                                                          \
+  extern "C" __global__ void __launch_bounds__(128)                                                \
+      name(const flashrt::bf16* q, const flashrt::bf16* k, const flashrt::bf16* v,                 \
+           flashrt::bf16* out, const float* key_bias, const float* squares, const float* q_norm,   \
+           int runs, int kept, int rows_run, int keys_run, int group, int q_stride, int k_stride,  \
+           int v_stride, int out_stride, float scale, float eps) {                                 \
+    const float share = 1.0f / static_cast<float>(gridDim.y * flashrt::heads::Shape::kDim);        \
+    flashrt::heads::attend_normed<flashrt::heads::Shape>(                                          \
+        {q, k, v, nullptr, rows_run, keys_run, 0, q_stride, k_stride, v_stride, group, 0,          \
+         scale * 1.4426950408889634f, key_bias},                                                   \
+        {squares, q_norm, runs, runs, share, eps}, out, out_stride, kept);                         \
+  }
+
+#ifdef FLASHRT_SM90A  // as the products that leave sums of squares
+FLASHRT_HEADS_NORMED(attention_heads_d128_normed_bf16_hopper, Biased128)
+FLASHRT_HEADS_NORMED(attention_heads_d128_normed_short_bf16_hopper, Short128)
+#endif
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_bf16_cluster, Split128, flashrt::bf16)
 FLASHRT_HEADS_BIASED(attention_heads_d128_biased_fp8_cluster, Split128, flashrt::e4m3)

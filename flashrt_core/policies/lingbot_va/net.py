@@ -13,6 +13,7 @@ from ...kernels.attention import attention
 from ...kernels.copy_rows import copy_rows
 from ...kernels.grid_rope import grid_rope
 from ...kernels.layer_norm import layer_norm
+from ...kernels.layer_norm_attention import layer_norm_attention
 from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.linear_gated_residual import linear_gated_residual
 from ...kernels.op import Lane
@@ -157,17 +158,54 @@ class Net:
 
     def _attend_text(self, stream: str, block: int, group: str) -> None:
         b, rows = self._buffers, self._prompts * self._tokens[stream]
-        gain, shift = (b[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias"))
-        every, gains = slice(0, rows), None if group != "step" else (gain, shift)
-        self._product_of("text_q", block, group, every, gains, b["net_q"])
-        q, gain = b["net_q"][:rows], b["net.text_q_norm"][block]
-        rms_norm(self._lane, q, gain, q, eps=self._config.eps)
-        keys = self._prompts * self._keys
-        found = (b["prompt_k"][block, :keys], b["prompt_v"][block, :keys])
+        q, keys = b["net_q"][:rows], self._prompts * self._keys
+        found = (b["prompt_k"][block, :keys], b["prompt_v"][block, :keys], b["prompt_bias"][:keys])
         out, x = dense(b, group, "text_out", block), b["net_x"][:rows]
-        self._attend(stream, *found, b["prompt_bias"][:keys], out)
+        if group == "step":
+            self._attend_text_of(block, q, *found, out)
+        else:
+            self._product_of("text_q", block, group, slice(0, rows), None, b["net_q"])
+            gain = b["net.text_q_norm"][block]
+            rms_norm(self._lane, q, gain, q, eps=self._config.eps)
+            self._attend(stream, *found, out)
         bias = b["net.text_out_bias"][block]
         linear(self._lane, out.source[:rows], out.weight, bias, x, residual=x, **out.scales)
+
+    def _attend_text_of(
+        self,
+        block: int,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        key_bias: Tensor,
+        into: Dense,
+    ) -> None:
+        """The same of rows of which no norm lies ready: product and attention as one op."""
+        b, net = self._buffers, self._config.net
+        site, rows = dense(b, "step", "text_q", block), len(q)
+        gain, shift = (b[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias"))
+        each = (-1, net.heads, net.head_dim)
+        layer_norm_attention(
+            self._lane,
+            b["net_x"][:rows],
+            gain,
+            shift,
+            site.weight,
+            b["net.text_q_bias"][block],
+            q,
+            keys.view(each),
+            values.view(each),
+            into.source[:rows],
+            head_dim=net.head_dim,
+            eps=self._config.eps,
+            scale=net.head_dim**-0.5,
+            kept=True,
+            q_norm=b["net.text_q_norm"][block],
+            segments=self._prompts,
+            key_bias=key_bias,
+            out_scale=into.x_scale,
+            **site.scales,
+        )
 
     def _attend(
         self,
