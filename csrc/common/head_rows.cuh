@@ -1,7 +1,8 @@
 // Rows of a head that a product has just left, on their way into attention: divided by the root of the mean
 // square of the whole row, of which the product has left the sums of squares of runs beside it.
 //
-// Eight threads have a row: each the numbers of eight columns and of their partners half a head further. So
+// Eight threads have a row: each the numbers of eight columns and of their partners half a head further, with
+// which they turn. So
 // 128 threads take the 16 rows of a block at once, and wait for memory once.
 #pragma once
 
@@ -24,7 +25,7 @@ struct RowNorm {
 
 template <int kDim_, int kPitch_>
 struct HeadRows {
-  static constexpr int kDim = kDim_, kPitch = kPitch_, kRows = 16, kThreads = kRows * 8;
+  static constexpr int kDim = kDim_, kPitch = kPitch_;
   static_assert(kDim == 128, "eight columns and their partners");
 
   // Numbers of a thread, and their partners.
@@ -39,7 +40,7 @@ struct HeadRows {
   __device__ __forceinline__ static int row() { return threadIdx.x / 8; }
   __device__ __forceinline__ static int column() { return threadIdx.x % 8 * 8; }
 
-  // Of one head.
+  // Of one head, or of one row's angles.
   __device__ __forceinline__ static void load(const float* p, Values& v) {
     load8(p + column(), v.first);
     load8(p + column() + kDim / 2, v.second);
@@ -68,6 +69,12 @@ struct HeadRows {
     }
   }
 
+  // The same without norm.
+  __device__ __forceinline__ static void store(bf16* target, const Row& row) {
+    *reinterpret_cast<uint4*>(target + column()) = row.first;
+    *reinterpret_cast<uint4*>(target + column() + kDim / 2) = row.second;
+  }
+
   // By all threads: the row's numbers times gain / root of the mean square, a `share` of the sum.
   __device__ __forceinline__ static void normalise(const Row& row, const Values& gain, float share,
                                                    float eps, Values& v) {
@@ -88,6 +95,16 @@ struct HeadRows {
     for (int i = 0; i < 8; ++i) {
       v.first[i] *= scale * gain.first[i];
       v.second[i] *= scale * gain.second[i];
+    }
+  }
+
+  // Turned by the angles of their row: cosines, and sines.
+  __device__ __forceinline__ static void turn(Values& v, const Values& angles) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float a = v.first[i], b = v.second[i], cosine = angles.first[i], sine = angles.second[i];
+      v.first[i] = a * cosine - b * sine;
+      v.second[i] = b * cosine + a * sine;
     }
   }
 

@@ -107,6 +107,46 @@ def normed_attention_launch(
     launcher.launch(kernel, (blocks(rows, 16), heads, segments), 128, args, shared_bytes=shared)
 
 
+def takes_new_keys(launcher: Launcher, rows: int, clusters: int) -> bool:
+    """Whether :func:`pooled_attention_launch` takes runs of so many rows, and so many clusters."""
+    return rows <= 16 and clusters <= launcher.multiprocessors
+
+
+def pooled_attention_launch(
+    launcher: Launcher,
+    qkv: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    rope: Tensor,
+    fresh: Tensor,
+    key_bias: Tensor,
+    norm: RowNorm,
+    k_norm: Tensor,
+    segments: int,
+    scale: float,
+    kept: bool,
+) -> None:
+    """As :func:`biased_attention_launch`, of merged rows that are normalised and turned on their
+    way; their keys and values go to rows ``fresh`` of ``k`` and ``v``.
+
+    ``norm``: of q; ``squares`` are those of q and then of k, whose weight is ``k_norm``: gains, not
+    around 0.
+    """
+    rows, keys, heads = qkv.shape[0] // segments, k.shape[0] // segments, k.shape[1]
+    pointers = (qkv, k, v, out, key_bias, norm.squares, norm.weight, k_norm, rope, fresh)
+    counts = (len(fresh), norm.squares.shape[1] // 2, int(kept), rows, keys)
+    strides = (qkv.stride(0), k.stride(0), v.stride(0), out.stride(0), rope.stride(0))
+    launcher.launch(
+        "attention_heads_d128_pooled_bf16_hopper",
+        (_SPLIT, heads, segments),
+        128,
+        (*pointers, *counts, *strides, scale, norm.eps),
+        shared_bytes=_SPLIT_SHARED,
+        cluster=_SPLIT,
+    )
+
+
 def _by_warpgroups(
     launcher: Launcher,
     q: Tensor,

@@ -160,9 +160,8 @@ def _normed(
     ends: dict[str, Any] = {"eps": eps, "activation": "none", "weight_scale": weight_scale}
     if not layer_norm_linear_few_rows(launcher, *product, **ends, squares=squares):
         return False
-    assert squares.values is not None
     require_bf16("layer_norm_attention", k=operands[1], v=operands[2], out=out)
-    norm = RowNorm(squares.values, q_norm, eps)
+    norm = RowNorm(squares.sums(), q_norm, eps)
     normed_attention_launch(launcher, *operands, out, key_bias, segments, scale, kept, norm)
     return True
 

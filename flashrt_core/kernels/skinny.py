@@ -120,6 +120,11 @@ class Squares:
         self.values = room.view(torch.float32).view(tokens, runs)
         return self.values
 
+    def sums(self) -> Tensor:
+        """What the product has left."""
+        assert self.values is not None, "launched"
+        return self.values
+
 
 def choose_plan(
     plans: Sequence[SkinnyPlan], launcher: Launcher, tokens: int, rows: int, depth: int
