@@ -7,6 +7,7 @@ csrc/ops/few_rows_linear.cu, and of four bits csrc/ops/four_bit_linear.cu.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ def streamed_plan(
     """
     few = f"_{tokens}" if others else ""
     name = f"{kernel}_k{depth}_{rows}{few}_bf16_sm90"
-    rest = {"tiles": True, "mapped": True, "run": run, "alone": alone}
+    rest: dict[str, Any] = {"tiles": True, "mapped": True, "run": run, "alone": alone}
     return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, **rest)
 
 

@@ -33,7 +33,7 @@ def _plan(
 ) -> SkinnyPlan:
     """A kernel of ``op``; the others as of :class:`SkinnyPlan`."""
     kernel = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90"
-    rest = {"mapped": mapped, "run": run, "alone": alone}
+    rest: dict[str, Any] = {"mapped": mapped, "run": run, "alone": alone}
     return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster, **rest)
 
 

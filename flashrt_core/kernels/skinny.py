@@ -13,8 +13,8 @@ from .low_bit import no_kernel
 
 #: Generations with thread block clusters and more than 200 KiB of shared memory a block.
 LARGE_CLUSTERS = (9, 10, 11)
-#: Shared memory of a block of which a multiprocessor of Hopper (228 KiB, one a block for itself) has
-#: no room for another.
+#: Shared memory of a block beside which a multiprocessor of Hopper (228 KiB, of which each block
+#: costs one) has no room for another.
 _OVER_HALF = 115_728
 
 
@@ -33,9 +33,9 @@ class SkinnyPlan:
         tiles: the kernel takes the weight as a map of tiles.
         mapped: the kernel takes x as a map of tiles, and no stride of its rows.
         asks: whether it takes where the weight of a product further on lies, for which it asks.
-        alone: blocks are kept off each other's multiprocessor, by asking for more shared memory than
-            they use, so that those of the kernels in front and behind find room beside each. Measured
-            in the whole graph, kernel by kernel: most lose more by starting later than they win.
+        alone: blocks are kept off each other's multiprocessor, by asking for more shared memory
+            than they use, so that those of the kernels in front and behind find room beside each.
+            A choice made kernel by kernel, in the whole graph: most lose more by starting later.
         run: outputs of a run whose sum of squares its form ``_squares`` leaves; 0: it has none.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
