@@ -46,7 +46,7 @@ FOUR_BIT_LINEAR = (
     _plan("linear", 3072, 128, 80, 112224, 8),
 )
 FOUR_BIT_NORM = (
-    _plan("layer_norm_linear", 3072, 128, 16, 102032, 4, run=32),
+    _plan("layer_norm_linear", 3072, 128, 16, 102032, 4, run=32, alone=True),
     _plan("layer_norm_linear", 3072, 192, 16, 108656, 4, run=48),
     _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
     _plan("layer_norm_linear", 3072, 128, 32, 110944, 4, mapped=True),
