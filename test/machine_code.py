@@ -62,11 +62,11 @@ class Promise:
 
 _OVERLAPPING = r"(90a|100a|110a|120a)"  # with programmatic dependent launch
 _FEW_ROWS = (
-    r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear_k\d+"
+    r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear(_squares)?_k\d+"
     r"|layer_norm_attention)_.*"
 )
 #: Those that stream so many weights that the next kernel starts when the last are under way.
-_LATE = r"\w*linear(_gated_residual)?_k(3072|14336)_\w+_bf16_sm90"
+_LATE = r"\w*linear(_gated_residual|_squares)?_k(3072|14336)_\w+_bf16_sm90"
 
 PROMISES = (
     Promise(
@@ -97,7 +97,7 @@ PROMISES = (
     # they fetch anything, and were measured like that.
     Promise(
         r"(?!linear_k\d+_by_)"
-        r"(linear_gated_residual|(layer_norm_)?linear)_k\d+(_by)?(_\d+)+_(bf16|i8|w4)_(cluster|sm90)",
+        r"(linear_gated_residual|(layer_norm_)?linear(_squares)?)_k\d+(_by)?(_\d+)+_(bf16|i8|w4)_(cluster|sm90)",
         WAIT, "a block does not wait for all it has under way before it fetches the next",
         lacks=r"MEMBAR\S*GPU", architectures=r"90a",
     ),

@@ -19,7 +19,7 @@
 // kInner = K; kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those
 // this block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
 // part; kSquareParts partial sums of x^2; kVectors, with kCentred, of the four rows of shift and gain those
-// that are kept: without the last, the product finds it from what x is grown by; and where they lie in
+// that are kept: all, or shift's, where the product knows gain from what x is grown by; and where they lie in
 // shared memory.
 //
 // With kBlockScope barriers are waited for with the scope of the block: what they bring lies in shared
@@ -153,37 +153,43 @@ class FewRows {
     return shared_ + S::kShift + part * S::kDepth * 2;
   }
 
-  // Of a centred norm: gain - 1 as bf16, which x is grown by; shift, and the gain that this is, each as
-  // two bf16 rows.
-  __device__ __forceinline__ void fetch_centred() const {
-    constexpr int kTurns = (S::kDepth + 2 * S::kThreads - 1) / (2 * S::kThreads);
-    float2 gains[kTurns], shifts[kTurns];  // all on their way before the first is used
+  // Gain and shift of a centred norm, on their way; where weights are asked for too, before them, or they
+  // come when all of those have come.
+  struct Centred {
+    static constexpr int kTurns = (S::kDepth + 2 * S::kThreads - 1) / (2 * S::kThreads);
+    float2 gains[kTurns], shifts[kTurns];
+  };
+  __device__ __forceinline__ Centred load_centred() const {
+    Centred v;
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int turn = 0; turn < Centred::kTurns; ++turn) {
       const int k = (turn * S::kThreads + thread_) * 2, at = split_ * S::kDepth + k;
-      gains[turn] = {1.0f, 1.0f}, shifts[turn] = {0.0f, 0.0f};
+      v.gains[turn] = {1.0f, 1.0f}, v.shifts[turn] = {0.0f, 0.0f};
       if (k >= S::kDepth) continue;
-      if (in_.scale) gains[turn] = *reinterpret_cast<const float2*>(in_.scale + at);
-      if (in_.shift) shifts[turn] = *reinterpret_cast<const float2*>(in_.shift + at);
+      if (in_.scale) v.gains[turn] = *reinterpret_cast<const float2*>(in_.scale + at);
+      if (in_.shift) v.shifts[turn] = *reinterpret_cast<const float2*>(in_.shift + at);
     }
+    return v;
+  }
+  // gain - 1 as bf16, which x is grown by; shift and, with four kVectors, the gain that this is, each as two
+  // bf16 rows.
+  __device__ __forceinline__ void leave_centred(const Centred& v) const {
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int turn = 0; turn < Centred::kTurns; ++turn) {
       const int k = (turn * S::kThreads + thread_) * 2;
       if (k >= S::kDepth) break;
-      const float2 gain = gains[turn], shift = shifts[turn];
+      const float2 gain = v.gains[turn];
       const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
       const float2 grown = unpack2(growth);
       *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
-      leave_vector(0, k, shift);
-      leave_vector<S::kVectors>(2, k, {1.0f + grown.x, 1.0f + grown.y});
+      leave_vector(0, k, v.shifts[turn]);
+      if constexpr (S::kVectors > 2) leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
     }
   }
-  template <int kRows = 4>  // that there are
   __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {
     const uint32_t upper = pack2(v.x, v.y);
     const float2 rounded = unpack2(upper);
     *reinterpret_cast<uint32_t*>(vector_row(row) + k * 2) = upper;
-    if (row + 1 >= kRows) return;
     *reinterpret_cast<uint32_t*>(vector_row(row + 1) + k * 2) = pack2(v.x - rounded.x, v.y - rounded.y);
   }
   __device__ __forceinline__ unsigned char* vector_row(int row) const {

@@ -121,7 +121,7 @@ class WarpgroupProduct : FewRows<S, Op> {
     if constexpr (S::kRegisters) fetch_weights();
     if constexpr (S::kBulk) fetch_rows();
     if constexpr (S::kCentred) {
-      this->fetch_centred();
+      this->leave_centred(this->load_centred());
     } else if constexpr (S::kNorm) {
       float scale[8];
       this->load_scale(scale);

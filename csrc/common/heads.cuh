@@ -121,6 +121,17 @@ class Heads {
     }
   }
 
+  // Whether this block's warps take a key, and where in shared memory it and its value go that begin() has left
+  // out; null where they are fetched later, from where they are kept.
+  __device__ __forceinline__ static bool takes(int key) {
+    return key / kKeys / kWarps % S::kSplit == static_cast<int>(cluster_rank());
+  }
+  __device__ __forceinline__ bf16* fresh_place(int key, int which) const {
+    const int turn = key / kKeys / (kWarps * S::kSplit), warp = key / kKeys % kWarps;
+    if (turn >= S::kStages) return nullptr;
+    return shared_ + ((warp * S::kStages + turn) * 2 + which) * S::kTile + key % kKeys * S::kPitch;
+  }
+
   // Fetches what begin() has left out.
   __device__ __forceinline__ void fetch_fresh() {
     unsigned any = 0u;

@@ -12,16 +12,14 @@
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
 // won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
 //
-// With kSlim a block keeps its own sums where they lie and three of the four rows of shift and gain: less
-// shared memory, for a little more work. With fewer stages of x than of W (kTokenStages) each has barriers of
+// With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
+// fewer stages of x than of W (kTokenStages) each has barriers of
 // its own.
 //
-// With kUnder the sums of x and of its squares are made while the tensor cores have the warpgroup's product:
-// in front of it they are a chain of products that it waits for.
-//
 // The fourth warp of a warpgroup would have tokens 48 to 63. With kNorm its rows are shift and gain of
-// the norm, each as its bf16 value and the rest (few_rows.cuh), and the others' rows are conditioned on
-// their way through registers; sums and sums of squares of x are made on the tensor cores, exactly.
+// the norm, two of each, and the others' rows are conditioned on
+// their way through registers. Sums of x and of its squares are made by the other pipes while the tensor
+// cores have the warpgroup's product: as products they would wait for that, and the next step for them.
 #pragma once
 
 #include <cstdint>
@@ -38,16 +36,15 @@ class StreamedProduct;
 
 // kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
-          bool kLate_ = false, bool kUnder_ = false, int kTokenStages_ = kStages_,
-          bool kSlim_ = false>
+          bool kLate_ = false, int kTokenStages_ = kStages_, bool kSlim_ = false>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = bf16;
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
-  static constexpr bool kUnder = kUnder_ && kNorm, kBlockScope = false;
+  static constexpr bool kBlockScope = false;
   static constexpr bool kOwnStays = kSlim_;
-  static constexpr int kVectors = kSlim_ ? 3 : 4;  // rows of shift and gain that are kept
+  static constexpr int kVectors = 2;  // of shift; those of gain are ones and what x is grown by
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kLate = kLate_;
@@ -74,7 +71,7 @@ struct StreamedShape {
   static constexpr int kStageStart = 0, kFetched = kStages * kWeightBytes + kTokenStages * kTokenBytes;
   static constexpr int kSummed = kParts * kPartial;
   static constexpr int kScale = kFetched > kSummed ? kFetched : kSummed;
-  static constexpr int kVector = kDepth * 2 + 16;  // of four rows that a warp reads at a time
+  static constexpr int kVector = kDepth * 2 + 16;  // of rows that a warp reads at a time
   static constexpr int kShift = kScale + (kNorm ? kDepth * 2 : 0);
   static constexpr int kSquares = kShift + (kNorm ? kVectors * kVector : 0);
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
@@ -106,6 +103,8 @@ class StreamedProduct : protected FewRows<S, Op> {
 
   __device__ __forceinline__ void run() {
     if constexpr (!S::kLate) pdl_trigger();
+    [[maybe_unused]] typename Base::Centred condition;
+    if constexpr (S::kNorm) condition = this->load_centred();
     if (thread_ == 0) {
       if constexpr (S::kSplit > 1) this->expect_pushes();
       begin();
@@ -113,7 +112,7 @@ class StreamedProduct : protected FewRows<S, Op> {
     __syncwarp();
     if constexpr (S::kSplit > 1) cluster_arrive_relaxed();
     this->prepare();
-    if constexpr (S::kNorm) this->fetch_centred();
+    if constexpr (S::kNorm) this->leave_centred(condition);
     __syncthreads();  // the barriers and what conditions x
     if constexpr (S::kSplit > 1) cluster_wait();
     pdl_wait();
@@ -194,14 +193,14 @@ class StreamedProduct : protected FewRows<S, Op> {
 
   __device__ __forceinline__ void multiply() {
     float sums[S::kRows / 2];
-    float squares[4] = {}, totals[4] = {}, others[4] = {};
+    float squares[2] = {}, totals[2] = {};  // of a lane's share of its two tokens
 #pragma unroll 1
     for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
       if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
       uint32_t x[4][4];
-      load_operands(step, x, squares, totals);
+      load_operands(step, x);
       const uint64_t w = wgmma_tile(shared_address(stage(step)));
       wgmma_begin();
 #pragma unroll
@@ -209,8 +208,8 @@ class StreamedProduct : protected FewRows<S, Op> {
         WgmmaRegisters<S::kRows>::run(sums, x[part], wgmma_step(w, part), turn > 0 || part > 0);
       }
       wgmma_commit();
-      if constexpr (S::kUnder) {
-        if (slab_ != 3) add_moments(step, squares, S::kRows > 96 ? squares : others, totals);
+      if constexpr (S::kNorm) {
+        if (slab_ < S::kMaxTokens / 16) add_moments(step, squares, totals);
       }
       wgmma_wait<0>();
       if (step + S::kTokenStages < S::kSteps) {
@@ -230,75 +229,77 @@ class StreamedProduct : protected FewRows<S, Op> {
     }
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
-    if constexpr (S::kUnder && S::kRows <= 96) squares[2] = others[2], squares[3] = others[3];
     if constexpr (S::kNorm) leave_moments(squares, totals);
   }
 
-  // A step's operands of four products, 16 columns each.
-  __device__ __forceinline__ void load_operands(int step, uint32_t (&x)[4][4], float (&squares)[4],
-                                                float (&totals)[4]) const {
+  // A step's operands of four products, 16 columns each. All that a warp reads is on its way before the
+  // first is used: the products of a warpgroup wait for the last of its warps.
+  __device__ __forceinline__ void load_operands(int step, uint32_t (&x)[4][4]) const {
+    int k = step * 64 + lane_ % 4 * 2;
+    if constexpr (S::kLate) k += (columns(step) - step) * 64;
+    if (slab_ < S::kMaxTokens / 16) {
+      load_tokens(step, k, x);
+      return;
+    }
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      int k = step * 64 + part * 16 + lane_ % 4 * 2;
-      if constexpr (S::kLate) k += (columns(step) - step) * 64;
-      if constexpr (S::kMaxTokens < 48) {
-        if (slab_ != 3 && slab_ >= S::kMaxTokens / 16) {
-          x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
-          continue;
-        }
-      }
-      if (slab_ == 3) {
-        const bool holds = S::kNorm && lane_ < 16;
-        const unsigned char* v = this->vector_row(min(lane_ / 4 % 4, S::kVectors - 1)) + k * 2;
-        x[part][0] = holds ? *reinterpret_cast<const uint32_t*>(v) : 0u;
-        x[part][1] = 0u;
-        x[part][2] = holds ? *reinterpret_cast<const uint32_t*>(v + 16) : 0u;
-        x[part][3] = 0u;
-        if (S::kVectors == 3 && holds && lane_ / 4 == 3) {  // what the rounding of the gain left
-          const unsigned char* growth = shared_ + S::kScale + k * 2;
-          x[part][0] = rest(*reinterpret_cast<const uint32_t*>(growth), x[part][0]);
-          x[part][2] = rest(*reinterpret_cast<const uint32_t*>(growth + 16), x[part][2]);
-        }
-        continue;
-      }
-      const int row = slab_ * 16 + lane_ % 16, unit = part * 2 + lane_ / 16;
-      const unsigned char* tile = tokens(step);
-      ldmatrix_x4(x[part], shared_address(tile + row * 128 + (unit ^ (row & 7)) * 16));
-      if constexpr (S::kNorm) {
-        if constexpr (!S::kUnder) add_moments(squares, squares, totals, x[part]);
-        const unsigned char* scale = shared_ + S::kScale + k * 2;
-        const uint32_t low = *reinterpret_cast<const uint32_t*>(scale);
-        const uint32_t high = *reinterpret_cast<const uint32_t*>(scale + 16);
-        x[part][0] = grow2(x[part][0], low), x[part][1] = grow2(x[part][1], low);
-        x[part][2] = grow2(x[part][2], high), x[part][3] = grow2(x[part][3], high);
-      }
+    for (int part = 0; part < 4; ++part) x[part][0] = x[part][1] = x[part][2] = x[part][3] = 0u;
+    if constexpr (S::kNorm) {
+      if (slab_ == 3 && lane_ < 16) load_vectors(k, x);
     }
   }
 
-  __device__ __forceinline__ static uint32_t rest(uint32_t growth, uint32_t gain) {
-    const float2 grown = unpack2(growth), rounded = unpack2(gain);
-    return pack2(1.0f + grown.x - rounded.x, 1.0f + grown.y - rounded.y);
-  }
-
-  // x x^T of 8 tokens with themselves has their sums of squares on its diagonal; x times ones is their
-  // sums. Tokens 0-7 of a tile end in values 0 and 1, tokens 8-15 in values 2 and 3.
-  __device__ __forceinline__ static void add_moments(float (&squares)[4], float (&others)[4],
-                                                     float (&totals)[4], const uint32_t (&x)[4]) {
-    constexpr uint32_t kOnes = 0x3f803f80u;
-    mma_k16(squares, {x[0], 0u, x[2], 0u}, x[0], x[2]);
-    mma_k16(others, {0u, x[1], 0u, x[3]}, x[1], x[3]);
-    mma_k16(totals, x, kOnes, kOnes);
-  }
-  // Of a step whose operands are conditioned already: its tile is there until it is fetched again.
-  __device__ __forceinline__ void add_moments(int step, float (&squares)[4], float (&others)[4],
-                                              float (&totals)[4]) const {
+  __device__ __forceinline__ void load_tokens(int step, int k, uint32_t (&x)[4][4]) const {
     const int row = slab_ * 16 + lane_ % 16;
     const unsigned char* tile = tokens(step) + row * 128;
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      uint32_t x[4];
+      ldmatrix_x4(x[part], shared_address(tile + ((part * 2 + lane_ / 16) ^ (row & 7)) * 16));
+    }
+    if constexpr (S::kNorm) {
+      uint32_t low[4], high[4];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const unsigned char* scale = shared_ + S::kScale + (k + part * 16) * 2;
+        low[part] = *reinterpret_cast<const uint32_t*>(scale);
+        high[part] = *reinterpret_cast<const uint32_t*>(scale + 16);
+      }
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        x[part][0] = grow2(x[part][0], low[part]), x[part][1] = grow2(x[part][1], low[part]);
+        x[part][2] = grow2(x[part][2], high[part]), x[part][3] = grow2(x[part][3], high[part]);
+      }
+    }
+  }
+
+  // Shift as two rows and gain as two: ones, and what x is grown by, whose sum it is exactly. A row of them
+  // for each four lanes.
+  __device__ __forceinline__ void load_vectors(int k, uint32_t (&x)[4][4]) const {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    const int row = lane_ / 4;
+    const unsigned char* v = (row < 2 ? this->vector_row(row) : shared_ + S::kScale) + k * 2;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const uint32_t low = *reinterpret_cast<const uint32_t*>(v + part * 32);
+      const uint32_t high = *reinterpret_cast<const uint32_t*>(v + part * 32 + 16);
+      x[part][0] = row == 2 ? kOnes : low;
+      x[part][2] = row == 2 ? kOnes : high;
+    }
+  }
+
+  // Of a step whose operands are conditioned already: its tile is there until it is fetched again.
+  __device__ __forceinline__ void add_moments(int step, float (&squares)[2], float (&totals)[2]) const {
+    const int row = slab_ * 16 + lane_ % 16;
+    const unsigned char* tile = tokens(step) + row * 128;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      uint32_t x[4];  // two columns of each token, and two more
       ldmatrix_x4(x, shared_address(tile + ((part * 2 + lane_ / 16) ^ (row & 7)) * 16));
-      add_moments(squares, others, totals, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = unpack2(x[i]);
+        squares[i % 2] = fmaf(v.y, v.y, fmaf(v.x, v.x, squares[i % 2]));
+        totals[i % 2] += v.x + v.y;
+      }
     }
   }
 
@@ -320,16 +321,22 @@ class StreamedProduct : protected FewRows<S, Op> {
     }
   }
 
-  __device__ __forceinline__ void leave_moments(const float (&squares)[4],
-                                                const float (&totals)[4]) const {
-    const int row = lane_ / 4;
-    if (slab_ == 3 || lane_ % 4 != row / 2) return;  // no rows of x, or not on the diagonal
-    if (S::kMaxTokens < 48 && slab_ >= S::kMaxTokens / 16) return;
-    const int at = group_ * S::kTokens + slab_ * 16 + row;
-    floats(S::kSquares)[at] = row % 2 ? squares[1] : squares[0];
-    floats(S::kSquares)[at + 8] = row % 2 ? squares[3] : squares[2];
-    floats(S::kTotals)[at] = totals[0];
-    floats(S::kTotals)[at + 8] = totals[2];
+  __device__ __forceinline__ void leave_moments(const float (&squares)[2],
+                                                const float (&totals)[2]) const {
+    if (slab_ >= S::kMaxTokens / 16) return;  // no rows of x
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float square = sum_of_four(squares[half]), total = sum_of_four(totals[half]);
+      const int at = group_ * S::kTokens + slab_ * 16 + half * 8 + lane_ / 4;
+      if (lane_ % 4 != 0) continue;
+      floats(S::kSquares)[at] = square;
+      floats(S::kTotals)[at] = total;
+    }
+  }
+  // Over the four lanes that have the same tokens.
+  __device__ __forceinline__ static float sum_of_four(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
   }
 
   int group_, slab_;

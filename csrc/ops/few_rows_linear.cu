@@ -1,5 +1,7 @@
 // linear for few rows: y = act(x W^T + b) + residual
 // layer_norm_linear: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
+// layer_norm_linear_squares: the same without act, and squares [A, runs] float32, sums of squares of runs of
+// the rows of y (linear_out.cuh)
 // x [A, K], y [A, N] bf16, rows of y and residual *_stride elements apart; b [N], residual [A, N] bf16 or
 // null, residual may be y; gain, shift [K] float32 or null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
@@ -26,6 +28,16 @@
         {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
                                            activation, {}, {}});                                   \
+  }
+
+#define FLASHRT_LAYER_NORM_LINEAR_SQUARES(name, Shape, blocks)                                     \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           float* squares, int tokens, int y_stride, int runs, float eps) {                        \
+    flashrt::few_rows_squares<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
+        {{{}, y, bias, nullptr, y_stride, 0, 0, {}, {}}, squares, runs});                          \
   }
 
 #define FLASHRT_LINEAR(name, Shape, blocks)                                                        \
@@ -70,31 +82,33 @@ namespace flashrt {
 
 // Named for K and the rows of a block.
 using NormLinear1536x32 = StreamedShape<32, 6, 4, 6, true>;
-static_assert(NormLinear1536x32::kSharedBytes == 74560, "as the launcher has it");
+static_assert(NormLinear1536x32::kSharedBytes == 72992, "as the launcher has it");
 using NormLinear1536x48 = StreamedShape<48, 6, 4, 6, true>;
-static_assert(NormLinear1536x48::kSharedBytes == 90176, "as the launcher has it");
+static_assert(NormLinear1536x48::kSharedBytes == 88608, "as the launcher has it");
 using NormLinear1536x72 = StreamedShape<72, 12, 2, 4, true>;
-static_assert(NormLinear1536x72::kSharedBytes == 85872, "as the launcher has it");
-using NormLinear1536x96 = StreamedShape<96, 12, 2, 6, true, 48, false, true, 4, true>;
-static_assert(NormLinear1536x96::kSharedBytes == 115824, "as the launcher has it");
+static_assert(NormLinear1536x72::kSharedBytes == 82768, "as the launcher has it");
+using NormLinear1536x96 = StreamedShape<96, 12, 2, 6, true, 48, false, 4, true>;
+static_assert(NormLinear1536x96::kSharedBytes == 114272, "as the launcher has it");
 using Linear1536x32 = StreamedShape<32, 6, 4, 6, false>;
 static_assert(Linear1536x32::kSharedBytes == 67648, "as the launcher has it");
 using Linear1536x48 = StreamedShape<48, 6, 4, 6, false>;
 static_assert(Linear1536x48::kSharedBytes == 83008, "as the launcher has it");
 using Linear1536x96 = StreamedShape<96, 12, 2, 4, false>;
 static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
-using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, false, 4, true>;
+using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, 4, true>;
 static_assert(Linear6144x96::kSharedBytes == 114528, "as the launcher has it");
 
 // For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named
 // for the rows of a block, and for the most tokens where another takes more. Any that follow each other in
 // a network fit side by side on a multiprocessor.
 using NormLinear3072x96 = StreamedShape<96, 12, 4, 6, true, 16, true>;
-static_assert(NormLinear3072x96::kSharedBytes == 102464, "as the launcher has it");
+static_assert(NormLinear3072x96::kSharedBytes == 99360, "as the launcher has it");
 using NormLinear3072x144 = StreamedShape<144, 24, 2, 4, true, 16, true>;
-static_assert(NormLinear3072x144::kSharedBytes == 109552, "as the launcher has it");
+static_assert(NormLinear3072x144::kSharedBytes == 103376, "as the launcher has it");
 using NormLinear3072x112 = StreamedShape<112, 48, 1, 6, true, 16, true>;
-static_assert(NormLinear3072x112::kSharedBytes == 129472, "as the launcher has it");
+static_assert(NormLinear3072x112::kSharedBytes == 117152, "as the launcher has it");
+static_assert(SquaresOut<NormLinear3072x96>::kRun * 4 == 24, "as the launcher has it");
+static_assert(SquaresOut<NormLinear3072x144>::kRun * 4 == 24, "as the launcher has it");
 using Linear3072x96Few = StreamedShape<96, 12, 4, 6, false, 16, true>;
 static_assert(Linear3072x96Few::kSharedBytes == 92224, "as the launcher has it");
 using Linear3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
@@ -119,6 +133,8 @@ FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x9
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_96_bf16_sm90, NormLinear3072x96, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_144_bf16_sm90, NormLinear3072x144, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_112_bf16_sm90, NormLinear3072x112, 2)
+FLASHRT_LAYER_NORM_LINEAR_SQUARES(layer_norm_linear_squares_k3072_96_bf16_sm90, NormLinear3072x96, 2)
+FLASHRT_LAYER_NORM_LINEAR_SQUARES(layer_norm_linear_squares_k3072_144_bf16_sm90, NormLinear3072x144, 2)
 FLASHRT_LINEAR(linear_k3072_96_16_bf16_sm90, Linear3072x96Few, 2)
 FLASHRT_LINEAR(linear_k3072_96_bf16_sm90, Linear3072x96, 2)
 FLASHRT_LINEAR(linear_k1536_32_bf16_sm90, Linear1536x32, 2)

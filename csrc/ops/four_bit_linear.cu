@@ -1,5 +1,7 @@
 // linear with weights of four bits: y = gate act(x W^T + b) + residual
 // layer_norm_linear with such: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
+// layer_norm_linear_squares: the same without act, and squares [A, runs] float32, sums of squares of runs of
+// the rows of y (linear_out.cuh)
 // x [A, K] bf16, as it lies with 16-byte aligned rows for up to 16 tokens and for 80, else as a tile map of
 // 64 columns by the tokens of a block; y [A, N] bf16, rows of x, y and residual *_stride elements apart;
 // b [N], residual [A, N] bf16 or null, residual may be y; gate [N] float32 or null: 1; gain, shift [K]
@@ -49,6 +51,16 @@
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0, activation, {}, {}});\
   }
 
+#define FLASHRT_FOUR_BIT_SQUARES(name, Shape, blocks)                                              \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const flashrt::bf16* x, const flashrt::FourBitTile* weight, const float* weight_scale,  \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
+           float* squares, int tokens, int x_stride, int y_stride, int runs, float eps) {          \
+    flashrt::few_rows_squares<flashrt::Shape>(                                                     \
+        {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
+        {{{}, y, bias, nullptr, y_stride, 0, 0, {}, {}}, squares, runs});                          \
+  }
+
 #define FLASHRT_FOUR_BIT_STRAIGHT(name, Shape, blocks)                                             \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const flashrt::bf16* x, const flashrt::FourBitTile* weight, const float* weight_scale,  \
@@ -68,6 +80,8 @@ using NormFour3072x128x16 = FourBitShape<16, 2, 6, 4, 6, true, true>;
 static_assert(NormFour3072x128x16::kSharedBytes == 102032, "as the launcher has it");
 using NormFour3072x192x16 = FourBitShape<16, 3, 6, 4, 4, true, true>;
 static_assert(NormFour3072x192x16::kSharedBytes == 108656, "as the launcher has it");
+static_assert(SquaresOut<NormFour3072x128x16>::kRun * 4 == 32, "as the launcher has it");
+static_assert(SquaresOut<NormFour3072x192x16>::kRun * 4 == 48, "as the launcher has it");
 using NormFour3072x256x16 = FourBitShape<16, 4, 6, 4, 3, true, true>;
 static_assert(NormFour3072x256x16::kSharedBytes == 115296, "as the launcher has it");
 using NormFour3072x128x32 = FourBitShape<32, 2, 6, 4, 3, true>;
@@ -92,6 +106,8 @@ static_assert(Four14336x192x40::kSharedBytes == 221984, "as the launcher has it"
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_128_16_w4_sm90, NormFour3072x128x16, 2)
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_192_16_w4_sm90, NormFour3072x192x16, 2)
 FLASHRT_FOUR_BIT_NORM_STRAIGHT(layer_norm_linear_k3072_256_16_w4_sm90, NormFour3072x256x16, 2)
+FLASHRT_FOUR_BIT_SQUARES(layer_norm_linear_squares_k3072_128_16_w4_sm90, NormFour3072x128x16, 2)
+FLASHRT_FOUR_BIT_SQUARES(layer_norm_linear_squares_k3072_192_16_w4_sm90, NormFour3072x192x16, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_128_32_w4_sm90, NormFour3072x128x32, 2)
 FLASHRT_FOUR_BIT_NORM(layer_norm_linear_k3072_64_32_w4_sm90, NormFour3072x64x32, 2)
 FLASHRT_FOUR_BIT_STRAIGHT(linear_k3072_128_16_w4_sm90, Four3072x128x16, 2)

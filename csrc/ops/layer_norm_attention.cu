@@ -22,8 +22,8 @@ namespace flashrt {
 // and of the two vectors of the norm.
 // kTensors: of W, 1 (q) or 3 (q, k and v).
 template <int kTensors_, int kStages_, class Attention_>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48, false, true>;
+struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48> {
+  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48>;
   using Attention = Attention_;
   using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
   using Base::kTotals;
@@ -48,9 +48,9 @@ struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 
 };
 
 using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 3>>;
-static_assert(ContextAttention::kSharedBytes == 103104, "as the launcher has it");
+static_assert(ContextAttention::kSharedBytes == 101536, "as the launcher has it");
 using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 3>>;
-static_assert(SelfAttention::kSharedBytes == 108896, "as the launcher has it");
+static_assert(SelfAttention::kSharedBytes == 107328, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -79,6 +79,8 @@ class NormAttention : StreamedProduct<S, NoFinish> {
   __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, bf16* out, int out_stride,
                                       int kept) {
     pdl_trigger();
+    const typename Base::Centred condition = this->load_centred();
+    const uint2 offsets = load_bias(bias);
     if (thread_ == 0) {
       const uint32_t rows = count(split_);
       expect_bytes(barrier(kPushed), S::kOthers * ((rows + 2) * S::kRows * 4 + rows * 8));
@@ -88,12 +90,11 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     if constexpr (S::kSelf) clear_keys();
     __syncwarp();
     cluster_arrive_relaxed();
-    const uint2 offsets = load_bias(bias);
     attention.rows = first(split_) + count(split_);
     heads::Heads<Attention> attend(attention, shared_ + S::kAttention, first(split_), tile_, 0);
     const bool attends = warp_ < Attention::kWarps;
     if (!S::kSelf && kept && attends) attend.begin();
-    this->fetch_centred();
+    this->leave_centred(condition);
     leave_bias(offsets);
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
@@ -203,26 +204,29 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     return {mean, rsqrtf(variance + in_.eps)};
   }
 
-  // Four columns of a row of q, k or v at a time; queries behind the last row are zero.
+  // A thread has four columns of q, k or v, and some of the rows; queries behind the last row are zero.
   __device__ __forceinline__ void finish_rows() const {
-    const int rows = count(split_);
-    for (int i = thread_; i < heads::kRows * kGroups; i += S::kThreads) {
-      const int row = i / kGroups, group = i % kGroups;
-      const int tensor = group / (S::kDim / 4), column = group % (S::kDim / 4) * 4;
+    constexpr int kStride = S::kThreads / kGroups;
+    const int rows = count(split_), group = thread_ % kGroups;
+    if (thread_ >= kStride * kGroups) return;
+    const int tensor = group / (S::kDim / 4), column = group % (S::kDim / 4) * 4;
+    const float4 g = received(S::kOwnTokens + 1, group);
+    float4 b = received(S::kOwnTokens, group);
+    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[group];
+    const float2 low = unpack2(bias.x), high = unpack2(bias.y);
+    b = {b.x + low.x, b.y + low.y, b.z + high.x, b.w + high.y};
+#pragma unroll 1
+    for (int row = thread_ / kGroups; row < (tensor == 0 ? heads::kRows : rows); row += kStride) {
       uint2 result = {0u, 0u};
       if (row < rows) {
         const float2 m = own_moments(row);
-        const float4 y = received(row, group), b = received(S::kOwnTokens, group);
-        const float4 g = received(S::kOwnTokens + 1, group);
-        const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[group];
-        const float2 low = unpack2(bias.x), high = unpack2(bias.y);
-        const float4 offset = {b.x + low.x, b.y + low.y, b.z + high.x, b.w + high.y};
-        result = {pack2((y.x - m.x * g.x) * m.y + offset.x, (y.y - m.x * g.y) * m.y + offset.y),
-                  pack2((y.z - m.x * g.z) * m.y + offset.z, (y.w - m.x * g.w) * m.y + offset.w)};
+        const float4 y = received(row, group);
+        result = {pack2((y.x - m.x * g.x) * m.y + b.x, (y.y - m.x * g.y) * m.y + b.y),
+                  pack2((y.z - m.x * g.z) * m.y + b.z, (y.w - m.x * g.w) * m.y + b.w)};
       }
       if (tensor == 0) {
         *reinterpret_cast<uint2*>(queries() + row * Attention::kPitch + column) = result;
-      } else if (row < rows) {
+      } else {
         gather(first(split_) + row, tensor - 1, column, result);
       }
     }

@@ -56,6 +56,7 @@ class CudaLauncher:
         self._overlap = overlap
         self._planning = True
         self._boundary = True
+        self._expands = False  # the next kernel makes weights
         self._stage = ""
         # By whether they are for weights.
         self._workspaces: dict[bool, list[Tensor]] = {False: [], True: []}
@@ -109,7 +110,8 @@ class CudaLauncher:
             return
         self._driver.call("cuLaunchKernelEx", config, function, packed.address, 0)
         self.launched.append(kernel)
-        self._boundary = False
+        # Kernels read weights without waiting for those in front.
+        self._boundary, self._expands = self._expands, False
 
     def matmul(
         self,
@@ -225,6 +227,7 @@ class CudaLauncher:
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         count, spaces = prod(shape), self._workspaces[weights]
+        self._expands = weights and not self._planning
         held = spaces[-1].numel() if spaces else 0
         if count > held:
             if not self._planning:

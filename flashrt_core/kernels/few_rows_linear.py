@@ -7,6 +7,7 @@ csrc/ops/few_rows_linear.cu, and of four bits csrc/ops/four_bit_linear.cu.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan, busiest
+from .skinny import SkinnyPlan, Squares, busiest
 
 #: Most rows of x that the copy engine fetches.
 _TOKENS = 48
@@ -29,18 +30,20 @@ def streamed_plan(
     tokens: int = _TOKENS,
     *,
     others: bool = False,
+    run: int = 0,
+    alone: bool = False,
 ) -> SkinnyPlan:
     """A kernel that takes x and the weight as maps of tiles (streamed_product_sm90.cuh).
 
     Args:
         kernel: the name of its op.
-        depth, rows, shared_bytes, cluster, tokens: as of :class:`SkinnyPlan`.
+        depth, rows, shared_bytes, cluster, tokens, run, alone: as of :class:`SkinnyPlan`.
         others: whether one of this name takes more tokens, so that the name says how many.
     """
     few = f"_{tokens}" if others else ""
     name = f"{kernel}_k{depth}_{rows}{few}_bf16_sm90"
-    maps = {"tiles": True, "mapped": True}
-    return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, **maps)
+    rest: dict[str, Any] = {"tiles": True, "mapped": True, "run": run, "alone": alone}
+    return SkinnyPlan(name, depth, tokens, rows, shared_bytes, cluster=cluster, **rest)
 
 
 def _whole(
@@ -64,13 +67,13 @@ LINEAR_PLANS = (
     _whole("linear", 6144, 48, 86128, 8, mapped=True),
 )
 NORM_PLANS = (
-    streamed_plan("layer_norm_linear", 1536, 32, 74560, 4),
-    streamed_plan("layer_norm_linear", 1536, 48, 90176, 4),
-    streamed_plan("layer_norm_linear", 1536, 72, 85872, 2),
-    streamed_plan("layer_norm_linear", 1536, 96, 115824, 2),
-    streamed_plan("layer_norm_linear", 3072, 96, 102464, 4, tokens=16),
-    streamed_plan("layer_norm_linear", 3072, 112, 129472, 1, tokens=16),
-    streamed_plan("layer_norm_linear", 3072, 144, 109552, 2, tokens=16),
+    streamed_plan("layer_norm_linear", 1536, 32, 72992, 4),
+    streamed_plan("layer_norm_linear", 1536, 48, 88608, 4),
+    streamed_plan("layer_norm_linear", 1536, 72, 82768, 2),
+    streamed_plan("layer_norm_linear", 1536, 96, 114272, 2, alone=True),
+    streamed_plan("layer_norm_linear", 3072, 96, 99360, 4, tokens=16, run=24),
+    streamed_plan("layer_norm_linear", 3072, 112, 117152, 1, tokens=16),
+    streamed_plan("layer_norm_linear", 3072, 144, 103376, 2, tokens=16, run=24, alone=True),
     _whole("layer_norm_linear", 1536, 44, 48416, 2),
     _whole("layer_norm_linear", 1536, 44, 45344, 4),
 )
@@ -105,19 +108,28 @@ def layer_norm_linear_few_rows(
     eps: float,
     activation: Activation,
     weight_scale: Tensor | None = None,
+    squares: Squares | None = None,
 ) -> bool:
-    """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    """Launches the op where a kernel takes it; arguments as the op's. Whether one does.
+
+    ``squares``: sums that it has to leave too, of a product without activation.
+    """
     if weight.dtype is torch.uint8 and weight_scale is not None:
         packed, norm = (weight, weight_scale), (gain, shift, eps)
-        behind = Ends(bias, activation)
+        behind = Ends(bias, activation, squares=squares)
         return four_bit_linear(launcher, "layer_norm_linear", x, *packed, out, behind, norm)
     plan = _few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
-    if plan is None:
+    if plan is None or (squares is not None and not squares.fits(plan)):
         return False
     require_bf16("layer_norm_linear", x=x, bias=bias, out=out)
     operands, strides, last = _operands(launcher, plan, x, weight, weight_scale)
-    ends = (out.stride(0), list(ACTIVATIONS).index(activation), eps)
-    args = (*operands, gain, shift, bias, out, x.shape[0], *strides, *ends, *last)
+    found, counts = (*operands, gain, shift, bias, out), (x.shape[0], *strides, out.stride(0))
+    if squares is not None:
+        values = squares.place(launcher, plan, x.shape[0])
+        args: _Args = (*found, values, *counts, values.shape[1], eps)
+        plan.with_squares().launch(launcher, weight.shape[0], args)
+        return True
+    args = (*found, *counts, list(ACTIVATIONS).index(activation), eps, *last)
     plan.launch(launcher, weight.shape[0], args)
     return True
 

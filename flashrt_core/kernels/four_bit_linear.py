@@ -16,19 +16,29 @@ from torch import Tensor
 from .four_bits import in_tiles
 from .launch import Launcher, blocks, require_bf16
 from .maths import ACTIVATIONS, Activation
-from .skinny import SkinnyPlan, busiest
+from .skinny import SkinnyPlan, Squares, busiest
 
 
 def _plan(
-    op: str, depth: int, rows: int, tokens: int, shared: int, cluster: int, *, mapped: bool = False
+    op: str,
+    depth: int,
+    rows: int,
+    tokens: int,
+    shared: int,
+    cluster: int,
+    *,
+    mapped: bool = False,
+    run: int = 0,
+    alone: bool = False,
 ) -> SkinnyPlan:
     """A kernel of ``op``; the others as of :class:`SkinnyPlan`."""
     kernel = f"{op}_k{depth}_{rows}_{tokens}_w4_sm90"
-    return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster, mapped=mapped)
+    rest: dict[str, Any] = {"mapped": mapped, "run": run, "alone": alone}
+    return SkinnyPlan(kernel, depth, tokens, rows, shared, cluster=cluster, **rest)
 
 
 FOUR_BIT_LINEAR = (
-    _plan("linear", 3072, 128, 16, 85296, 4),
+    _plan("linear", 3072, 128, 16, 85296, 4, alone=True),
     _plan("linear", 14336, 128, 16, 113984, 8),
     _plan("linear", 3072, 128, 40, 109728, 4, mapped=True),
     _plan("linear", 3072, 64, 40, 98000, 4, mapped=True),
@@ -36,8 +46,8 @@ FOUR_BIT_LINEAR = (
     _plan("linear", 3072, 128, 80, 112224, 8),
 )
 FOUR_BIT_NORM = (
-    _plan("layer_norm_linear", 3072, 128, 16, 102032, 4),
-    _plan("layer_norm_linear", 3072, 192, 16, 108656, 4),
+    _plan("layer_norm_linear", 3072, 128, 16, 102032, 4, run=32, alone=True),
+    _plan("layer_norm_linear", 3072, 192, 16, 108656, 4, run=48),
     _plan("layer_norm_linear", 3072, 256, 16, 115296, 4),
     _plan("layer_norm_linear", 3072, 128, 32, 110944, 4, mapped=True),
     _plan("layer_norm_linear", 3072, 64, 32, 100240, 4, mapped=True),
@@ -57,12 +67,15 @@ class Ends:
         activation: as of ``linear``.
         gate: [N] float32.
         residual: [M, N] bf16.
+        squares: of what is behind a norm and has none of the others, where its sums of squares are
+            wanted.
     """
 
     bias: Tensor | None
     activation: Activation = "none"
     gate: Tensor | None = None
     residual: Tensor | None = None
+    squares: Squares | None = None
 
 
 def four_bit_plan(
@@ -115,11 +128,16 @@ def four_bit_linear(
     plan = four_bit_plan(plans, launcher, blocks(tokens, count), rows, depth)
     if plan is None or (tokens > _MOST_ROWS if norm is None else count > 1):
         return False
+    if ends.squares is not None and not ends.squares.fits(plan):
+        return False
     require_bf16(op, x=x, bias=ends.bias, out=out, residual=residual)
     each = blocks(tokens, count)
     for start in range(0, tokens, each):
         run = slice(start, min(start + each, tokens))
-        args = _arguments(plan, x[run], weight, weight_scale, out[run], ends, norm, run)
+        if norm is not None:
+            plan, args = _behind_norm(launcher, plan, x, weight, weight_scale, out, ends, *norm)
+        else:
+            args = _arguments(plan, x[run], weight, weight_scale, out[run], ends, run)
         plan.launch(launcher, rows, args)
     return True
 
@@ -131,17 +149,33 @@ def _arguments(
     weight_scale: Tensor,
     out: Tensor,
     ends: Ends,
-    norm: tuple[Tensor | None, Tensor | None, float] | None,
     run: slice,
 ) -> tuple[Any, ...]:
     """As the source declares them."""
     tokens, counts = plan.x(x), (x.shape[0], *plan.x_strides(x))
     kind = list(ACTIVATIONS).index(ends.activation)
-    if norm is not None:
-        gain, shift, eps = norm
-        sizes = (*counts, out.stride(0), kind, eps)
-        return (tokens, weight, weight_scale, gain, shift, ends.bias, out, *sizes)
     residual = None if ends.residual is None else ends.residual[run]
     strides = (out.stride(0), 0 if residual is None else residual.stride(0))
     found = (tokens, weight, weight_scale, ends.bias, ends.gate, residual, out)
     return (*found, *counts, *strides, kind)
+
+
+def _behind_norm(
+    launcher: Launcher,
+    plan: SkinnyPlan,
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    out: Tensor,
+    ends: Ends,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+) -> tuple[SkinnyPlan, tuple[Any, ...]]:
+    """The kernel with a norm in front, or its form that leaves sums of squares; its arguments."""
+    found = (plan.x(x), weight, weight_scale, gain, shift, ends.bias, out)
+    counts = (x.shape[0], *plan.x_strides(x), out.stride(0))
+    if ends.squares is None:
+        return plan, (*found, *counts, list(ACTIVATIONS).index(ends.activation), eps)
+    values = ends.squares.place(launcher, plan, x.shape[0])
+    return plan.with_squares(), (*found, values, *counts, values.shape[1], eps)

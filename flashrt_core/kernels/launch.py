@@ -138,7 +138,8 @@ class Launcher(Protocol):
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """bf16 scratch memory that the next call of this method hands out again.
 
-        That for expanded ``weights`` is apart from that for everything else.
+        That for expanded ``weights`` is apart from that for everything else. The kernel that is
+        launched next fills it, and has finished when the one behind it starts.
         """
 
 

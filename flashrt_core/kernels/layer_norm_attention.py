@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from .attention import attention_launch, attention_ref
-from .check import I32, ArgCheck
+from .biased_attention import RowNorm, normed_attention_launch, takes_norms
+from .check import F32, I32, ArgCheck
+from .few_rows_linear import layer_norm_linear_few_rows
 from .launch import Launcher, require_bf16
 from .layer_norm_linear import (
     layer_norm_linear_launch,
@@ -17,7 +19,8 @@ from .layer_norm_linear import (
 )
 from .op import Lane, Op
 from .quantised import given
-from .skinny import SkinnyPlan
+from .rms_norm import rms_norm_launch, rms_norm_ref
+from .skinny import SkinnyPlan, Squares
 
 
 def layer_norm_attention_ref(
@@ -37,16 +40,22 @@ def layer_norm_attention_ref(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     kept: bool = False,
+    q_norm: Tensor | None = None,
+    segments: int = 1,
+    key_bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
-    """The two ops in turn; what the first makes is rounded to the format of ``q``."""
+    """The ops in turn; what the first and a norm make is rounded to the format of ``q``."""
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
     layer_norm_linear_ref(x, gain, shift, weight, bias, q, eps=eps, **scales)
+    if q_norm is not None:
+        rms_norm_ref(q, q_norm, q, eps=eps)
     mask: dict[str, Any] = {"prefix_length": prefix_length, "prefix_rows": prefix_rows}
+    keys: dict[str, Any] = {**mask, "segments": segments, "key_bias": key_bias}
     operands = _operands(q, k, v, head_dim)
-    attention_ref(*operands, out, scale=scale, **mask, out_scale=out_scale)
+    attention_ref(*operands, out, scale=scale, **keys, out_scale=out_scale)
 
 
 def _operands(
@@ -66,7 +75,7 @@ def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
 
 
 #: Over keys that are there, and over the rows themselves.
-_CONTEXT_PLAN, _SELF_PLAN = _plan("", 103_104), _plan("_self", 108_896)
+_CONTEXT_PLAN, _SELF_PLAN = _plan("", 101_536), _plan("_self", 107_328)
 
 
 def layer_norm_attention_launch(
@@ -87,16 +96,30 @@ def layer_norm_attention_launch(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     kept: bool = False,
+    q_norm: Tensor | None = None,
+    segments: int = 1,
+    key_bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
 ) -> None:
-    """One kernel where it was built for the shape: a cluster a head; else the two ops."""
+    """One kernel where it was built for the shape: a cluster a head; two of which the second has
+    the norm of queries in front; else the ops in turn.
+    """
+    operands = _operands(q, k, v, head_dim)
+    if q_norm is not None:
+        product = (x, gain, shift, weight, bias, q)
+        behind: dict[str, Any] = {"eps": eps, "scale": scale, "segments": segments, "kept": kept}
+        rest = (q_norm, out, key_bias, weight_scale)
+        whole = prefix_length is None and x_scale is None
+        if whole and _normed(launcher, product, operands, *rest, **behind):
+            return
     plan, (rows, depth) = _SELF_PLAN if k is None else _CONTEXT_PLAN, x.shape
     wide = {x.dtype, weight.dtype, out.dtype} == {torch.bfloat16} and weight.is_contiguous()
     built = (depth, head_dim) == (plan.depth, plan.rows) and rows <= plan.tokens
     packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
-    if launcher.architecture == 90 and wide and packed and built:
+    plain = q_norm is None and key_bias is None and segments == 1
+    if launcher.architecture == 90 and plain and wide and packed and built:
         require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
         pointers = (gain, shift, bias, k, v, prefix_length, out)
         counts = (rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
@@ -106,9 +129,41 @@ def layer_norm_attention_launch(
         return
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
     layer_norm_linear_launch(launcher, x, gain, shift, weight, bias, q, eps=eps, **scales)
+    if q_norm is not None:
+        rms_norm_launch(launcher, q, q_norm, q, eps=eps)
     mask: dict[str, Any] = {"prefix_length": prefix_length, "prefix_rows": prefix_rows}
-    operands = _operands(q, k, v, head_dim)
-    attention_launch(launcher, *operands, out, scale=scale, **mask, kept=kept, out_scale=out_scale)
+    keys: dict[str, Any] = {**mask, "segments": segments, "key_bias": key_bias, "kept": kept}
+    attention_launch(launcher, *operands, out, scale=scale, **keys, out_scale=out_scale)
+
+
+def _normed(
+    launcher: Launcher,
+    product: tuple[Any, ...],
+    operands: tuple[Tensor, Tensor, Tensor],
+    q_norm: Tensor,
+    out: Tensor,
+    key_bias: Tensor | None,
+    weight_scale: Tensor | None,
+    *,
+    eps: float,
+    scale: float,
+    segments: int,
+    kept: bool,
+) -> bool:
+    """Launches a product that leaves sums of squares of what it makes, and attention that has the
+    norm in front, where there are such kernels. Whether there are.
+    """
+    width = q_norm.shape[0]
+    if key_bias is None or not takes_norms(operands[0], operands[1], out):
+        return False
+    squares = Squares(width, width)
+    ends: dict[str, Any] = {"eps": eps, "activation": "none", "weight_scale": weight_scale}
+    if not layer_norm_linear_few_rows(launcher, *product, **ends, squares=squares):
+        return False
+    require_bf16("layer_norm_attention", k=operands[1], v=operands[2], out=out)
+    norm = RowNorm(squares.sums(), q_norm, eps)
+    normed_attention_launch(launcher, *operands, out, key_bias, segments, scale, kept, norm)
+    return True
 
 
 def layer_norm_attention_operands(
@@ -156,6 +211,9 @@ def layer_norm_attention(
     prefix_length: Tensor | None = None,
     prefix_rows: int = 0,
     kept: bool = False,
+    q_norm: Tensor | None = None,
+    segments: int = 1,
+    key_bias: Tensor | None = None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
@@ -165,16 +223,15 @@ def layer_norm_attention(
     Args:
         lane: where the op goes.
         x: [M, D] float, the residual stream.
-        gain, shift: [D] float32, or None, as of ``layer_norm_linear``.
+        gain, shift, x_scale, weight_scale: as of ``layer_norm_linear``; scale as of ``attention``.
         weight: [H d, D] float; rows q|k|v, [3 H d, D], where ``k`` is None.
         bias: [H d] or [3 H d] float, or None.
         q: [M, H d] or [M, 3 H d] float: what the product makes may be left here, or not.
         k, v: [N, H, d] float; None: rows attend to each other.
         out: [M, H d] float, apart from all others.
-        head_dim: d.
-        eps, scale: added to the (biased) variance; factor on the scores.
-        prefix_length, prefix_rows, kept: as of ``attention``; not without ``k``.
-        x_scale, weight_scale: as of ``layer_norm_linear``.
+        head_dim, eps: d; what is added to the (biased) variance.
+        prefix_length, prefix_rows, kept, segments, key_bias: as of ``attention``; not without k.
+        q_norm: [H d] float32, weight of an ``rms_norm`` of q in front, with that eps; likewise.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
@@ -190,13 +247,11 @@ def layer_norm_attention(
     if bias is not None:
         check.tensor("bias", bias, (merged,))
     mask = _check_keys(check, k, v, head_dim, prefix_length, prefix_rows)
-    others = {"x": x, "q": q} if k is None or v is None else {"x": x, "q": q, "k": k, "v": v}
-    for name, value in others.items():
+    mask |= _check_rest(check, q_norm, segments, key_bias) | ({"kept": True} if kept else {})
+    for name, value in given(x=x, q=q, k=k, v=v).items():
         check.apart("out", out, name, value)
     scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
     settings: dict[str, Any] = {"head_dim": head_dim, "eps": eps, "scale": scale, **mask, **scales}
-    if kept:
-        settings["kept"] = True
     lane.issue(LAYER_NORM_ATTENTION, x, gain, shift, weight, bias, q, k, v, out, **settings)
 
 
@@ -228,3 +283,25 @@ def _check_keys(
     keys = check.sizes.get("N", 0)
     check.require(0 < prefix_rows <= keys, "prefix_rows", expected=f"1..{keys}", got=prefix_rows)
     return {"prefix_length": prefix_length, "prefix_rows": prefix_rows}
+
+
+def _check_rest(
+    check: ArgCheck, q_norm: Tensor | None, segments: int, key_bias: Tensor | None
+) -> dict[str, Any]:
+    """Checks how queries and keys come, where they do not come plain; as the op's settings."""
+    given_ones = given(q_norm=q_norm, key_bias=key_bias)
+    if segments == 1 and not given_ones:
+        return {}
+    rows, keys = check.sizes["M"], check.sizes.get("N", 0)
+    check.require(keys > 0, "argument 'k'", expected="keys, with this", got=None)
+    check.require(
+        segments >= 1 and rows % segments == 0 and keys % segments == 0,
+        "rows of 'x' and 'k'",
+        expected=f"multiples of segments {segments}",
+        got=f"{rows} and {keys}",
+    )
+    if q_norm is not None:
+        check.tensor("q_norm", q_norm, ("W",), F32)
+    if key_bias is not None:
+        check.tensor("key_bias", key_bias, ("N",), F32)
+    return {**given_ones, **({"segments": segments} if segments > 1 else {})}

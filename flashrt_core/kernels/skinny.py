@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from .low_bit import no_kernel
 
 #: Generations with thread block clusters and more than 200 KiB of shared memory a block.
 LARGE_CLUSTERS = (9, 10, 11)
+#: Shared memory of a block beside which a multiprocessor of Hopper (228 KiB, of which each block
+#: costs one) has no room for another.
+_OVER_HALF = 115_728
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class SkinnyPlan:
         tiles: the kernel takes the weight as a map of tiles.
         mapped: the kernel takes x as a map of tiles, and no stride of its rows.
         asks: whether it takes where the weight of a product further on lies, for which it asks.
+        alone: blocks are kept off each other's multiprocessor, by asking for more shared memory
+            than they use, so that those of the kernels in front and behind find room beside each.
+            A choice made kernel by kernel, in the whole graph: most lose more by starting later.
+        run: outputs of a run whose sum of squares its form ``_squares`` leaves; 0: it has none.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
     those named ``_hopper`` were built for that one alone.
@@ -45,6 +52,8 @@ class SkinnyPlan:
     tiles: bool = False
     mapped: bool = False
     asks: bool = False
+    alone: bool = False
+    run: int = 0
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
         """Whether the kernel can make this product on this GPU."""
@@ -53,6 +62,10 @@ class SkinnyPlan:
         else:
             able = launcher.architecture // 10 in LARGE_CLUSTERS or "_cluster" not in self.kernel
         return able and depth == self.depth and tokens <= self.tokens and rows % self.rows == 0
+
+    def with_squares(self) -> SkinnyPlan:
+        """The form of this kernel that leaves sums of squares."""
+        return replace(self, kernel=self.kernel.replace("linear_", "linear_squares_", 1))
 
     def weight(self, weight: Tensor) -> Tensor | TensorMap:
         """The argument for a packed weight: itself, or tiles of a block's rows by 64 columns."""
@@ -79,9 +92,45 @@ class SkinnyPlan:
             rows // self.rows * self.cluster,
             self.threads,
             args,
-            shared_bytes=self.shared_bytes,
+            shared_bytes=max(self.shared_bytes, _OVER_HALF if self.alone else 0),
             cluster=self.cluster if self.cluster > 1 else None,
         )
+
+
+@dataclass
+class Squares:
+    """Sums of squares of runs of the outputs of a product, for a kernel behind it that has norms of
+    whole rows in front.
+
+    Attributes:
+        width: outputs that a norm is over.
+        columns: outputs of which sums are wanted, from the first; a multiple of ``width``.
+        values: [M, columns / run] float32, once :meth:`place` has found a place for them.
+    """
+
+    width: int
+    columns: int
+    values: Tensor | None = None
+
+    #: Most runs of a norm that kernels add up, a multiple of four of them.
+    MOST = 128
+
+    def fits(self, plan: SkinnyPlan) -> bool:
+        """Whether a kernel leaves sums that add up to those of the norms."""
+        whole = plan.run > 0 and self.width % (4 * plan.run) == 0
+        return whole and self.width // plan.run <= self.MOST
+
+    def place(self, launcher: Launcher, plan: SkinnyPlan, tokens: int) -> Tensor:
+        """Where the kernel leaves them: scratch memory of the device."""
+        runs = self.columns // plan.run
+        room = launcher.workspace(2 * tokens * runs)  # of bf16
+        self.values = room.view(torch.float32).view(tokens, runs)
+        return self.values
+
+    def sums(self) -> Tensor:
+        """What the product has left."""
+        assert self.values is not None, "launched"
+        return self.values
 
 
 def choose_plan(

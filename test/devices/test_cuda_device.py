@@ -149,6 +149,18 @@ def test_only_a_kernel_behind_a_kernel_overlaps(launcher: Any) -> None:
     assert launcher.fake.launched[0][:2] == ((3, 2, 1), (128, 1, 1))
 
 
+def test_nothing_starts_before_its_weights_are_expanded(launcher: Any) -> None:
+    """Kernels fetch weights before they wait for those in front."""
+    ours = launcher()
+    ours._workspaces[True].append(torch.zeros(64, dtype=torch.bfloat16))
+    for _ in range(2):
+        ours.launch("known_kernel", 1, 32, ())
+    ours.workspace(8, 8, weights=True)
+    for _ in range(3):  # what expands, the product, what is behind
+        ours.launch("known_kernel", 1, 32, ())
+    assert [entry[3] for entry in launcher.fake.launched] == [(), (6,), (6,), (), (6,)]
+
+
 def test_products_learn_what_follows_them(launcher: Any) -> None:
     """Planning tells the order, capturing gets what comes next."""
     ours = launcher()

@@ -19,14 +19,15 @@ from flashrt_core.kernels.attention import attention, attention_ref
 from flashrt_core.kernels.fill import fill
 from flashrt_core.kernels.grid_rope import grid_rope, grid_rope_ref
 from flashrt_core.kernels.guided_step import guided_step, guided_step_ref
+from flashrt_core.kernels.layer_norm_attention import layer_norm_attention
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
+from flashrt_core.kernels.layer_norm_pool_attention import layer_norm_pool_attention
 from flashrt_core.kernels.linear_gated_residual import (
     linear_gated_residual,
     linear_gated_residual_ref,
 )
 from flashrt_core.kernels.qkv_rope_kv import qkv_rope_kv, qkv_rope_kv_ref
 from flashrt_core.kernels.quantised import E4M3, quantise_rows
-from flashrt_core.kernels.rms_norm import rms_norm
 from flashrt_core.kernels.span_bias import span_bias, span_bias_ref
 from flashrt_core.kernels.take_rows import take_rows, take_rows_ref
 from test.gpu import EMULATED, PLACE, error, run, runs_kernels, synchronize
@@ -247,7 +248,7 @@ def test_few_rows_of_large_weights_into_the_stream(device: Any, draw: Any, rows:
 
 
 def block_of_actions(draw: Any, x: Tensor) -> list[Callable[[Any], None]]:
-    """The ten ops of a block of few rows, at the true widths."""
+    """The ops of a block of few rows, at the true widths."""
     rows, D, pool = 16, 3072, 2160
     shapes = {"qkv": (3 * D, D), "out": (D, D), "q": (D, D), "fc1": (14336, D), "fc2": (D, 14336)}
     dense = {
@@ -262,25 +263,21 @@ def block_of_actions(draw: Any, x: Tensor) -> list[Callable[[Any], None]]:
     places = torch.randperm(pool, device=PLACE)[:rows].to(I32)
     bias, text_bias = torch.zeros(pool, device=PLACE), torch.zeros(64, device=PLACE)
     bias[::7] = -inf
-    turned: dict[str, Any] = {
-        "head_dim": 128, "q_norm": norm[0], "k_norm": norm[0], "eps": 1e-6, "rows": places,
-    }  # fmt: skip
-
-    def attend(lane: Any, keys: Tensor, values: Tensor, key_bias: Tensor) -> None:
-        heads = [each.view(-1, 24, 128) for each in (q, keys, values)]
-        attention(lane, *heads, mixed, scale=128**-0.5, key_bias=key_bias)
-
     ends: dict[str, Any] = {"eps": 1e-6}
+    heads: dict[str, Any] = {"head_dim": 128, "scale": 128**-0.5, "kept": True, **ends}
+    turned = (rope, places, norm[0], norm[0], bias)
+    text: dict[str, Any] = {"q_norm": gain, "key_bias": text_bias, **heads}
+    text_keys = [each.view(-1, 24, 128) for each in (text_k, text_v)]
     gelu: dict[str, Any] = {"activation": "gelu_tanh", **ends}
     (out, out_bias), (down, down_bias) = dense["out"], dense["fc2"]
     return [
-        lambda lane: layer_norm_linear(lane, x, *norm, *dense["qkv"], merged, **ends),
-        lambda lane: qkv_rope_kv(lane, merged, rope, q, k, v, **turned),
-        lambda lane: attend(lane, k, v, bias),
+        lambda lane: layer_norm_pool_attention(
+            lane, x, *norm, *dense["qkv"], *turned, merged, q, k, v, mixed, **heads
+        ),
         lambda lane: linear_gated_residual(lane, mixed, out, gate, x, bias=out_bias),
-        lambda lane: layer_norm_linear(lane, x, *norm, *dense["q"], q, **ends),
-        lambda lane: rms_norm(lane, q, gain, q, **ends),
-        lambda lane: attend(lane, text_k, text_v, text_bias),
+        lambda lane: layer_norm_attention(
+            lane, x, *norm, *dense["q"], q, *text_keys, mixed, **text
+        ),
         lambda lane: linear(lane, mixed, out, out_bias, x, residual=x),
         lambda lane: layer_norm_linear(lane, x, *norm, *dense["fc1"], hidden, **gelu),
         lambda lane: linear_gated_residual(lane, hidden, down, gate, x, bias=down_bias),

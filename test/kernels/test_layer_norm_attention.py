@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from flashrt_core.errors import ContractError
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
+from flashrt_core.kernels.four_bit_linear import FOUR_BIT_NORM
 from flashrt_core.kernels.layer_norm_attention import (
     _CONTEXT_PLAN,
     _SELF_PLAN,
     layer_norm_attention,
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
+from flashrt_core.kernels.skinny import Squares
 from test.kernels.signatures import OPS, CheckingLauncher, Lane
 
 from .helpers import DTYPES, F32, assert_rounded_once, layer, normal, run
@@ -57,6 +60,26 @@ def test_queries_attend(dtype: torch.dtype, length: int | None) -> None:
     assert_rounded_once(out, mixed.reshape(5, 32))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_are_normalised_and_attend_in_runs(dtype: torch.dtype) -> None:
+    args = operands(4, 6, 2, 16, dtype)
+    q, k, v, out = args[5:]
+    gain, added = normal(32, seed=9), normal(6, seed=10)
+    added[[0, 4]] = -torch.inf
+    settings: dict[str, Any] = {"head_dim": 16, "eps": EPS, "scale": 0.25}
+    run(lambda lane: layer_norm_attention(lane, *args, **settings))
+    made = q.double()
+    settings |= {"q_norm": gain, "segments": 2, "key_bias": added}
+    run(lambda lane: layer_norm_attention(lane, *args, **settings))
+    normed = made / (made.square().mean(1, keepdim=True) + EPS).sqrt() * (1.0 + gain.double())
+    assert_rounded_once(q, normed)
+    heads, keys, values = (each.double().view(2, -1, 2, 16) for each in (q, k, v))
+    scores = torch.einsum("rmhd,rnhd->rhmn", heads, keys) * 0.25
+    weights = torch.softmax(scores + added.double().view(2, 1, 1, 3), -1)
+    mixed = torch.einsum("rhmn,rnhd->rmhd", weights, values)
+    assert_rounded_once(out, mixed.reshape(4, 32))
+
+
 def test_arguments_are_checked() -> None:
     args = list(operands(5, 9, 2, 16, F32))
     lane = Lane(CheckingLauncher())
@@ -65,11 +88,17 @@ def test_arguments_are_checked() -> None:
     for others, told in (
         ({"prefix_length": length, "prefix_rows": 10}, "prefix_rows: expected 1..9, got 10"),
         ({"head_dim": 5}, "head_dim: expected a divisor of 32, got 5"),
+        ({"segments": 2}, "rows of 'x' and 'k': expected multiples of segments 2, got 5 and 9"),
+        ({"q_norm": torch.ones(16)}, "argument 'q_norm'"),
+        ({"key_bias": torch.ones(8)}, "argument 'key_bias'"),
     ):
         with pytest.raises(ContractError, match=told):
             layer_norm_attention(lane, *args, **(settings | others))
     with pytest.raises(ContractError, match="'k' and 'v': expected both or none"):
         layer_norm_attention(lane, *args[:7], None, args[8], **settings)
+    among = (*args[:3], torch.ones(96, 40), torch.ones(96), torch.ones(5, 96), None, None, args[8])
+    with pytest.raises(ContractError, match="argument 'k': expected keys, with this"):
+        layer_norm_attention(lane, *among, **settings, q_norm=torch.ones(32))
     args[3] = args[3][:-1]
     with pytest.raises(ContractError, match="weight"):
         layer_norm_attention(lane, *args, **settings)
@@ -128,6 +157,60 @@ def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[st
             f"kSharedBytes == {launch.shared_bytes},"
             in (OPS / "layer_norm_attention.cu").read_text()
         )
+
+
+NORMED = ["layer_norm_linear_squares_k3072_96_bf16_sm90", "attention_heads_d128_normed_"]
+APART = ["rms_norm_bf16", "attention_heads_d128_biased_bf16"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows", "keys", "kernels"),
+    [
+        (90, 16, 64, [NORMED[0], NORMED[1] + "short_bf16_hopper"]),
+        (90, 16, 65, [NORMED[0], NORMED[1] + "bf16_hopper"]),
+        (90, 17, 64, ["layer_norm_bf16", *APART]),
+        (120, 16, 64, ["layer_norm_bf16", *APART]),
+    ],
+)
+def test_the_norm_of_queries_is_in_front_of_their_attention(
+    architecture: int, rows: int, keys: int, kernels: list[str]
+) -> None:
+    launcher = CheckingLauncher(architecture)
+    norm, k, v = torch.empty(3072), bf16(keys, 24, 128), bf16(keys, 24, 128)
+    layer_norm_attention(
+        Lane(launcher),
+        bf16(rows, 3072),
+        norm,
+        norm,
+        bf16(3072, 3072),
+        bf16(3072),
+        bf16(rows, 3072),
+        k,
+        v,
+        bf16(rows, 3072),
+        head_dim=128,
+        eps=EPS,
+        scale=1.0,
+        q_norm=norm,
+        key_bias=torch.empty(keys),
+    )
+    assert [launch.kernel for launch in launcher.launches] == kernels
+    if "normed" in kernels[-1]:
+        asserted = f"kPitch * 2 == {launcher.launches[-1].shared_bytes},"
+        assert asserted in (OPS / "attention_heads.cu").read_text()
+
+
+@pytest.mark.parametrize("width", [3072, 384, 320, 96 * 128 * 2])
+def test_sums_of_squares_are_of_whole_norms(width: int) -> None:
+    for plan in (*NORM_PLANS, *FOUR_BIT_NORM):
+        name = "few_rows_linear" if plan.tiles else "four_bit_linear"
+        source, squares = (OPS / f"{name}.cu").read_text(), Squares(width, width)
+        entry = re.search(rf"SQUARES\({plan.with_squares().kernel}, (\w+),", source)
+        assert (entry is not None) == (plan.run > 0)
+        if entry is not None:
+            assert f"SquaresOut<{entry[1]}>::kRun * 4 == {plan.run}," in source
+        whole = plan.run > 0 and width % plan.run == 0 and width // plan.run in range(4, 129, 4)
+        assert squares.fits(plan) == whole
 
 
 @pytest.mark.parametrize(

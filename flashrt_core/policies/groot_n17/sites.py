@@ -38,23 +38,27 @@ SITES: Mapping[str, Site] = {
     "head.fc2": library_site("head.fc2_weight", "head_hidden"),
 }
 
+_NARROW = {
+    # What stays wide costs little and matters most: q, k and v are what attention compares and
+    # mixes, and keys and values of the context are read in every step.
+    "vision.*": "fp8",
+    "vision.patch": "bf16",
+    "vision.qkv": "bf16",
+    "merger.*": "bf16",
+    "features.*": "bf16",
+    "text.*": "fp8",
+    "text.qkv": "bf16",
+    "adapter.*": "fp8",
+    "adapter.qkv": "bf16",
+}
+
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     **WIDE,
     "fp8": {
         "base": "bf16",
         "sites": {
-            # What stays wide costs little and matters most: q, k and v are what attention compares
-            # and mixes, and keys and values of the context are read in every step.
-            "vision.*": "fp8",
-            "vision.patch": "bf16",
-            "vision.qkv": "bf16",
-            "merger.*": "bf16",
-            "features.*": "bf16",
-            "text.*": "fp8",
-            "text.qkv": "bf16",
-            "adapter.*": "fp8",
-            "adapter.qkv": "bf16",
+            **_NARROW,
             # E4M3 keeps 4 bits of a weight, int8 of its row's scale 8: a third of the error at the
             # same bytes, where the steps of the whole stack add them up.
             # Queries of the head are made in its attention's own kernel, which has bf16 weights.
@@ -65,6 +69,9 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
             "head.image_kv": "bf16",
         },
     },
+    # Where memory is fast a step of the head waits for its kernels and not for weights: twice the
+    # bytes cost less there than making bf16 of them does.
+    "fp8_bf16": {"base": "bf16", "sites": _NARROW},
 }
 
 #: The buffers of a site, from those of the contract, its name and the layer.

@@ -13,7 +13,9 @@ from ...kernels.attention import attention
 from ...kernels.copy_rows import copy_rows
 from ...kernels.grid_rope import grid_rope
 from ...kernels.layer_norm import layer_norm
+from ...kernels.layer_norm_attention import layer_norm_attention
 from ...kernels.layer_norm_linear import layer_norm_linear
+from ...kernels.layer_norm_pool_attention import layer_norm_pool_attention
 from ...kernels.linear_gated_residual import linear_gated_residual
 from ...kernels.op import Lane
 from ...kernels.qkv_rope_kv import qkv_rope_kv
@@ -99,8 +101,9 @@ class Net:
         parts = [(part, table[at]) for part, at in self._parts(stream, step, known)]
         for block in range(min(whole + 1, self._config.net.depth)):
             each = [(part, rows[block]) for part, rows in parts]
-            self._keys_values(stream, block, group, each)
-            if block < whole:
+            if block == whole:
+                self._keys_values(stream, block, group, each)
+            else:
                 self._attend_history(stream, block, group, each)
                 self._attend_text(stream, block, group)
                 following = [rows[block + 1 : block + 2] for _, rows in parts]
@@ -145,29 +148,109 @@ class Net:
     def _attend_history(
         self, stream: str, block: int, group: str, parts: list[tuple[slice, Tensor]]
     ) -> None:
-        pool, keys = self._buffers["pool"][block], self._prompts * self._capacity
-        found = (pool[0].flatten(0, 1)[:keys], pool[1].flatten(0, 1)[:keys])
-        mixed = dense(self._buffers, group, "out", block)
-        fresh = self._buffers["net_rows"][: self._prompts * self._tokens[stream]]
-        self._attend(stream, *found, self._buffers["net_bias"][:keys], mixed, fresh)
+        keys = self._prompts * self._capacity
+        k, v = (self._buffers["pool"][block, index].flatten(0, 1)[:keys] for index in range(2))
+        bias, mixed = self._buffers["net_bias"][:keys], dense(self._buffers, group, "out", block)
+        if group == "step" and len(parts) == 1:
+            self._attend_pool(stream, block, k, v, bias, mixed, parts[0][1])
+        else:
+            self._keys_values(stream, block, group, parts)
+            fresh = self._buffers["net_rows"][: self._prompts * self._tokens[stream]]
+            self._attend(stream, k, v, bias, mixed, fresh)
         text = [self._buffers[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias")]
         then = dense(self._buffers, group, "text_q", block)
         for part, norm in parts:
             self._gated("out", block, group, part, norm[GATE], then, (text[0], text[1]))
 
+    def _attend_pool(
+        self,
+        stream: str,
+        block: int,
+        k: Tensor,
+        v: Tensor,
+        key_bias: Tensor,
+        into: Dense,
+        norm: Tensor,
+    ) -> None:
+        """q|k|v of all rows, whose norm is one, and their attention over the history as one op."""
+        b, config, rows = self._buffers, self._config, self._prompts * self._tokens[stream]
+        site, net = dense(b, "step", "qkv", block), config.net
+        layer_norm_pool_attention(
+            self._lane,
+            b["net_x"][:rows],
+            norm[GAIN],
+            norm[SHIFT],
+            site.weight,
+            b["net.qkv_bias"][block],
+            b["net_rope"][:rows],
+            b["net_rows"][:rows],
+            b["net.q_norm"][block],
+            b["net.k_norm"][block],
+            key_bias,
+            b["net_qkv"][:rows],
+            b["net_q"][:rows],
+            k,
+            v,
+            into.source[:rows],
+            head_dim=net.head_dim,
+            eps=config.eps,
+            scale=net.head_dim**-0.5,
+            segments=self._prompts,
+            kept=True,
+            out_scale=into.x_scale,
+            **site.scales,
+        )
+
     def _attend_text(self, stream: str, block: int, group: str) -> None:
         b, rows = self._buffers, self._prompts * self._tokens[stream]
-        gain, shift = (b[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias"))
-        every, gains = slice(0, rows), None if group != "step" else (gain, shift)
-        self._product_of("text_q", block, group, every, gains, b["net_q"])
-        q, gain = b["net_q"][:rows], b["net.text_q_norm"][block]
-        rms_norm(self._lane, q, gain, q, eps=self._config.eps)
-        keys = self._prompts * self._keys
-        found = (b["prompt_k"][block, :keys], b["prompt_v"][block, :keys])
+        q, keys = b["net_q"][:rows], self._prompts * self._keys
+        found = (b["prompt_k"][block, :keys], b["prompt_v"][block, :keys], b["prompt_bias"][:keys])
         out, x = dense(b, group, "text_out", block), b["net_x"][:rows]
-        self._attend(stream, *found, b["prompt_bias"][:keys], out)
+        if group == "step":
+            self._attend_text_of(block, q, *found, out)
+        else:
+            self._product_of("text_q", block, group, slice(0, rows), None, b["net_q"])
+            gain = b["net.text_q_norm"][block]
+            rms_norm(self._lane, q, gain, q, eps=self._config.eps)
+            self._attend(stream, *found, out)
         bias = b["net.text_out_bias"][block]
         linear(self._lane, out.source[:rows], out.weight, bias, x, residual=x, **out.scales)
+
+    def _attend_text_of(
+        self,
+        block: int,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        key_bias: Tensor,
+        into: Dense,
+    ) -> None:
+        """The same of rows of which no norm lies ready: product and attention as one op."""
+        b, net = self._buffers, self._config.net
+        site, rows = dense(b, "step", "text_q", block), len(q)
+        gain, shift = (b[f"net.text_norm_{kind}"][block] for kind in ("weight", "bias"))
+        each = (-1, net.heads, net.head_dim)
+        layer_norm_attention(
+            self._lane,
+            b["net_x"][:rows],
+            gain,
+            shift,
+            site.weight,
+            b["net.text_q_bias"][block],
+            q,
+            keys.view(each),
+            values.view(each),
+            into.source[:rows],
+            head_dim=net.head_dim,
+            eps=self._config.eps,
+            scale=net.head_dim**-0.5,
+            kept=True,
+            q_norm=b["net.text_q_norm"][block],
+            segments=self._prompts,
+            key_bias=key_bias,
+            out_scale=into.x_scale,
+            **site.scales,
+        )
 
     def _attend(
         self,

@@ -15,18 +15,16 @@ from .test_launches import launched
 from .test_reference import frames, noise
 
 
-def test_a_block_of_the_actions_is_ten_kernels() -> None:
+def test_a_block_of_the_actions_is_eight_kernels() -> None:
     """As with whole weights; none is expanded."""
     kernels = [launch.kernel for launch in launched("action", precision="int4").launches]
-    first = kernels.index("layer_norm_linear_k3072_192_16_w4_sm90")
-    assert kernels[first : first + 10] == [
-        "layer_norm_linear_k3072_192_16_w4_sm90",
-        "qkv_row_norm_rope_kv_kept_bf16",
-        "attention_heads_d128_biased_bf16_cluster",
+    first = kernels.index("layer_norm_linear_squares_k3072_192_16_w4_sm90")
+    assert kernels[first : first + 8] == [
+        "layer_norm_linear_squares_k3072_192_16_w4_sm90",
+        "attention_heads_d128_pooled_bf16_hopper",
         "linear_k3072_128_16_w4_sm90",
-        "layer_norm_linear_k3072_128_16_w4_sm90",
-        "rms_norm_bf16",
-        "attention_heads_d128_biased_bf16",
+        "layer_norm_linear_squares_k3072_128_16_w4_sm90",
+        "attention_heads_d128_normed_short_bf16_hopper",
         "linear_k3072_128_16_w4_sm90",
         "layer_norm_linear_k3072_256_16_w4_sm90",
         "linear_k14336_128_16_w4_sm90",

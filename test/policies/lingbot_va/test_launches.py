@@ -54,18 +54,16 @@ def test_every_op_has_a_launcher(architecture: int, precision: str, preset: str)
     )
 
 
-def test_a_block_of_the_actions_is_ten_kernels() -> None:
+def test_a_block_of_the_actions_is_eight_kernels() -> None:
     """Each streams its weights once, none through the library."""
     kernels = [launch.kernel for launch in launched("action").launches]
-    first = kernels.index("layer_norm_linear_k3072_144_bf16_sm90")
-    assert kernels[first : first + 10] == [
-        "layer_norm_linear_k3072_144_bf16_sm90",
-        "qkv_row_norm_rope_kv_kept_bf16",
-        "attention_heads_d128_biased_bf16_cluster",
+    first = kernels.index("layer_norm_linear_squares_k3072_144_bf16_sm90")
+    assert kernels[first : first + 8] == [
+        "layer_norm_linear_squares_k3072_144_bf16_sm90",
+        "attention_heads_d128_pooled_bf16_hopper",
         "linear_gated_residual_k3072_96_16_bf16_sm90",
-        "layer_norm_linear_k3072_96_bf16_sm90",
-        "rms_norm_bf16",
-        "attention_heads_d128_biased_bf16",
+        "layer_norm_linear_squares_k3072_96_bf16_sm90",
+        "attention_heads_d128_normed_short_bf16_hopper",
         "linear_k3072_96_16_bf16_sm90",
         "layer_norm_linear_k3072_112_bf16_sm90",
         "linear_gated_residual_k14336_96_16_bf16_sm90",

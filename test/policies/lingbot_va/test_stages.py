@@ -67,15 +67,17 @@ def counted(stage: str, variant: int) -> Counter[str]:
 
 
 def test_a_later_decision_is_so_many_ops() -> None:
-    """10 a block; of the video, whose norms stand behind additions or alone, 11."""
+    """6 a block; of the video, whose norms stand behind additions or alone, 11."""
     config = POLICY.config("tiny")
     depth, steps, action_steps = config.net.depth, config.steps, config.action_steps
     taken, written = 2, 11 * (depth - 1) + 3  # rows and where they are; a pass that only writes
     video, action = counted("video", 1), counted("action", 1)
     assert sum(video.values()) == 1 + taken + steps * (2 + 11 * depth + 1 + 3) + 2 + written
-    assert sum(action.values()) == 1 + taken + action_steps * (1 + 10 * depth + 2) + 2 + written
+    assert sum(action.values()) == 1 + taken + action_steps * (1 + 6 * depth + 2) + 2 + written
     assert video["take_rows"] == action["take_rows"] == 1
-    assert action["layer_norm_linear"] == 3 * depth * action_steps
+    assert action["layer_norm_linear"] == depth * action_steps
+    assert action["layer_norm_attention"] == depth * action_steps
+    assert action["layer_norm_pool_attention"] == depth * action_steps
     commit = counted("commit", 2)
     assert commit["take_rows"] == 2 and commit["conv_frames"] == 27
     opening = counted("commit", 0)
