@@ -46,10 +46,11 @@ def meanwhile(engine: Engine[Any], session: Member) -> None:
     engine.noise.drawn(host.seed, host.decisions + 1)
     if len(engine.capsules) and host.lineage.made and not session.past.seen:
         store = engine.rehearsal
+        engine.sweep()
         save(engine, session, store, _NAME, _NAME)
         if engine.free_parking and _NAME not in engine.sessions:
             try:
-                engine.forked(_NAME, store.find(_NAME), None, store)
+                engine.forked(_NAME, store.find(_NAME), None, store, fleeting=True)
             finally:  # also behind an interrupt
                 if _NAME in engine.sessions:
                     engine.drop_session(_NAME)
