@@ -4,17 +4,13 @@ owners, and what is still there is what it was.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-import flashrt_core
 from flashrt_core.capsule.state import CapsuleImage, Place
 from flashrt_core.drawing import noise_for
 from flashrt_core.engine import Engine
@@ -23,38 +19,11 @@ from flashrt_core.session import Session
 from flashrt_core.snapshots import meanwhile
 
 from . import toy
+from .cut import Cut
 
 SEED, OLD, NEW, LATER = 7, 3, 5, 9
 BOTH = {"a": OLD, "b": NEW}
 Call = Callable[[Session, dict[str, CapsuleImage]], Any]
-PACKAGE = str(Path(flashrt_core.__file__).parent)
-
-
-class Cut:
-    """Interrupts the package at its ``number``-th step: a call, a line or a return."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        self.done = False
-
-    def __enter__(self) -> Cut:
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> bool:
-        sys.settrace(self._before)
-        self.done = kind is None
-        return kind is KeyboardInterrupt
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        if event != "exception":
-            self._left -= 1
-            if self._left == 0:
-                raise KeyboardInterrupt
-        return self._trace
 
 
 @pytest.fixture(scope="module")
