@@ -215,18 +215,9 @@ class CapsuleStore:
                 remedy="restore it where it was made, or load the same policy, weights, "
                 "shapes and threads",
             )
-        check_host(self._contract, self._robot, name, image.host)
-        shape = _shape(image.host)
-        turn = image.host.turn
-        parts, size = self._slots.parts(shape, turn), self._slots.nbytes(shape, turn)
-        if image.regions != parts or image.payload.nbytes != size:
-            raise CapsuleError(
-                f"capsule {name!r}",
-                expected=f"regions {_told(parts)}, {size} bytes",
-                got=f"{_told(image.regions)}, {image.payload.nbytes} bytes",
-            )
-        check_regions(self._contract, name, image.host, image.payload)
+        self._check(image)
         check_text("session name", image.info.session, error=CapsuleError)
+        size = image.payload.nbytes
         host = image.host.owned()
         session = image.info.session
         old = self._held.get(name) if isinstance(name, str) else None
@@ -252,9 +243,12 @@ class CapsuleStore:
     def write_file(self, name: str, path: str | os.PathLike[str]) -> int:
         """Write a capsule to a file, whole or not at all; how many bytes it has.
 
-        CapsuleError when the capsule is unknown or the file cannot be written.
+        CapsuleError when the capsule is unknown, when no store would take it in again (a host wrote
+        windows that no stage can work with), or the file cannot be written.
         """
-        return write_capsule(self.export(name), path)
+        image = self.export(name)
+        self._check(image)
+        return write_capsule(image, path)
 
     def read_file(
         self, path: str | os.PathLike[str], name: str | None = None, *, replace: bool = False
@@ -274,6 +268,20 @@ class CapsuleStore:
         if name is not None:
             image = changed(image, info=image.info._replace(name=name))
         return self.adopt(image, replace=replace)
+
+    def _check(self, image: CapsuleImage) -> None:
+        """CapsuleError where a capsule is none that a session of this plan could have saved."""
+        name, host = image.info.name, image.host
+        check_host(self._contract, self._robot, name, host)
+        shape = _shape(host)
+        parts, size = self._slots.parts(shape, host.turn), self._slots.nbytes(shape, host.turn)
+        if image.regions != parts or image.payload.nbytes != size:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected=f"regions {_told(parts)}, {size} bytes",
+                got=f"{_told(image.regions)}, {image.payload.nbytes} bytes",
+            )
+        check_regions(self._contract, name, host, image.payload)
 
     def slots(self) -> tuple[Slot, ...]:
         """Every slot and what it holds, for who keeps the store meanwhile."""

@@ -30,7 +30,7 @@ def check(session: Session, value: int, index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "way"), enumerate(["close again", "export again", "close the engine"], start=1)
+    ("first", "way"), [(1, "close again"), (2, "export again"), (3, "close the engine")]
 )
 def test_closing_an_export(library_path: Path, first: int, way: str) -> None:
     lent = 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from flashrt_core.contract import DType, Role, ShapeKey, Update
+from flashrt_core.errors import CapsuleError
 from flashrt_core.load import LoadOptions, configuration, load
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
@@ -222,18 +223,21 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return session, path
 
 
+def sizes(session: Session) -> tuple[int, int, int]:
+    """Bucket, image rows and vocabulary of a tiny plan."""
+    options = LoadOptions(policy=session.contract.policy, preset="tiny", steps=1)
+    config, shape = configuration(options)[1], session.shape
+    assert shape is not None
+    images = shape.views * getattr(config, "view_tokens", 0)
+    return shape.prompt_tokens, images, getattr(config, "vocab", 0)
+
+
 def test_numbers_that_stages_do_not_look_at(saved: Any, tmp_path: Path) -> None:
     session, path = saved
     document, payload = taken_apart(path.read_bytes())
-    policy, shape = session.contract.policy, session.shape
-    config = configuration(LoadOptions(policy=policy, preset="tiny", steps=1))[1]
-    sizes = (
-        shape.prompt_tokens,
-        shape.views * getattr(config, "view_tokens", 0),
-        getattr(config, "vocab", 0),
-    )
+    policy = session.contract.policy
     for name, allowed_of in NUMBERS[policy].items():
-        allowed = allowed_of(*sizes)
+        allowed = allowed_of(*sizes(session))
         row = part(document, name)
         first, last = row["offset"], row["offset"] + row["nbytes"] - 4
         for place in (first, last):
@@ -321,3 +325,23 @@ def test_a_field_that_comes_twice(saved: Any, tmp_path: Path) -> None:
         assert changed != header
         (tmp_path / "file").write_bytes(signed(changed, payload))
         assert "comes twice" in refused(session, tmp_path / "file", "c")
+
+
+def test_a_file_that_nobody_would_take_is_not_written(saved: Any, tmp_path: Path) -> None:
+    """A host that writes windows on its own may write any length."""
+    session, _ = saved
+    name, allowed_of = next(
+        (name, found)
+        for name, found in NUMBERS[session.contract.policy].items()
+        if "length" in name
+    )
+    held = session.engine.store.find("mark")
+    before = held.host
+    wrong = {**before.staged, name: np.full_like(before.staged[name], 10**6)}
+    held.host = replace(before, staged=wrong)
+    try:
+        with pytest.raises(CapsuleError, match=f"'{name}' of 0..{allowed_of(*sizes(session))[-1]}"):
+            session.engine.store.write_file("mark", tmp_path / "file")
+    finally:
+        held.host = before
+    assert not (tmp_path / "file").exists()
