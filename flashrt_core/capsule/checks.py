@@ -50,6 +50,13 @@ def _check_counts(what: str, host: HostState) -> None:
     ):
         if value not in allowed:
             raise CapsuleError(what, expected=f"{each} of {allowed[0]}..{allowed[-1]}", got=value)
+    for name, stamp_ns in host.stamps_ns.items():
+        if stamp_ns not in STAMPS or stamp_ns > host.stamp_ns:
+            raise _wrong(
+                what,
+                f"stamps up to that of the newest part, {host.stamp_ns}",
+                f"{stamp_ns} of {name!r}",
+            )
 
 
 def _check_robot(robot: RobotChecks, what: str, host: HostState) -> None:

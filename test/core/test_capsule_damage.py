@@ -50,11 +50,12 @@ class TestDamage:
             (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
             (b"\x80\x04\x95cposix\nsystem\n", "another kind of file"),
             (MAGIC[:5], "cut off at 5 bytes"),
-            (PREFIX.pack(MAGIC, 2, 9, 99), "version 1, got version 2, a newer one; load it with"),
-            (PREFIX.pack(MAGIC, 0, 9, 99), "version 1, got version 0, which is unknown"),
-            (PREFIX.pack(MAGIC, 1, 9, 99), "99 bytes, got one cut off at 24"),
-            (PREFIX.pack(MAGIC, 1, 9, 1 << 63), f"at most {LARGEST} bytes, got {1 << 63}"),
-            (PREFIX.pack(MAGIC, 1, 1 << 31, 24), "got one of 2147483648 bytes in a file of 24"),
+            (PREFIX.pack(MAGIC, 3, 9, 99), "was, got version 3, a newer one; load it with"),
+            (PREFIX.pack(MAGIC, 1, 9, 99), "how old each input was, got version 1, an older one"),
+            (PREFIX.pack(MAGIC, 0, 9, 99), "version 2, which says how old each input was"),
+            (PREFIX.pack(MAGIC, 2, 9, 99), "99 bytes, got one cut off at 24"),
+            (PREFIX.pack(MAGIC, 2, 9, 1 << 63), f"at most {LARGEST} bytes, got {1 << 63}"),
+            (PREFIX.pack(MAGIC, 2, 1 << 31, 24), "got one of 2147483648 bytes in a file of 24"),
         ],
     )
     def test_what_is_no_capsule_of_this_version(
@@ -67,7 +68,7 @@ class TestDamage:
         """Sparse: more than any machine has, without a byte on the disk."""
         huge = tmp_path / "huge"
         with huge.open("wb") as file:
-            file.write(PREFIX.pack(MAGIC, 1, 100, 1 << 42))
+            file.write(PREFIX.pack(MAGIC, 2, 100, 1 << 42))
             file.truncate(1 << 42)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert f"at most {LARGEST} bytes" in refused(holder, huge)
