@@ -293,6 +293,8 @@ class Session:
 
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
+        if self.engine.lent is not None:
+            self.engine.check_here(f"session {self.name!r}")
         self._host = host
         self.past.clear()
         self.ledger.restore(host.lineage)

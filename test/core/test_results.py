@@ -216,6 +216,7 @@ class TestStamps:
             ({"front": 2_001}, "stamps up to that of the newest part, 2000, got 2001 of 'front'"),
             ({"front": 1 << 63}, "'front' of 'stamps_ns' of header is not a whole number"),
             ({"front": "now"}, "'front' of 'stamps_ns' of header is not a whole number"),
+            ({"a\nb": 1}, "name of a stamp in capsule 'mark': expected no control characters"),
             ([], "'stamps_ns' of header is no object"),
         ):
             (tmp_path / "wrong").write_bytes(signed(document | {"stamps_ns": stamps}, payload))
