@@ -51,12 +51,12 @@ class Cut:
 
 
 def cut_everywhere(
-    prepare: Callable[[], Session], call: Callable[[Session], Any]
+    prepare: Callable[[], Session], call: Callable[[Session], Any], each: int = 1
 ) -> Iterator[Session]:
-    """A session for every line of ``call``, which was cut short there."""
+    """A session for every line of ``call``, or every so many, which was cut short there."""
     point = 0
     while True:
-        point += 1
+        point += each
         session, before = prepare(), sys.gettrace()
         sys.settrace(Cut(point))
         try:

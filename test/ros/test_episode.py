@@ -57,6 +57,7 @@ class Camera:
 
     every_ns: int = 5 * MS
     late_ns: int = 0
+    tells: bool = True
     asked: list[int] = field(default_factory=list)
     cameras: tuple[Any, ...] = (SimpleNamespace(name="front"),)
 
@@ -68,7 +69,8 @@ class Camera:
     ) -> Gathered:
         stamp = now_ns - now_ns % self.every_ns
         self.asked.append((not_before or {}).get("front", 0))
-        seen = Observation({"view_0": picture(stamp)}, None, stamp, {"front": stamp - self.late_ns})
+        told = {"front": stamp - self.late_ns} if self.tells else {}
+        seen = Observation({"view_0": picture(stamp)}, None, stamp, told)
         return Gathered(seen, stamp - self.late_ns, stamp)
 
 
@@ -171,6 +173,17 @@ def test_capsules_are_of_chunks_ends(bench: Bench) -> None:
     # From here on all is as it was, were the camera to see the same.
     bench.through()
     assert bench.decider.decide().data != expected
+
+
+def test_of_unknown_age_is_as_old_as_can_be(bench: Bench) -> None:
+    bench.camera.tells = False
+    assert to_ns(bench.decider.decide().observation_age) == bench.now_ns
+    bench.session.snapshot("mark")
+    bench.session.restore("mark")
+    bench.decider.forget_chunk("main")
+    with pytest.raises(StaleInputError, match="got none of a known stamp"):
+        bench.decider.decide(not_before={"front": 1})
+    assert to_ns(bench.decider.decide().observation_age) == bench.now_ns
 
 
 def test_a_restart_begins_an_episode(bench: Bench) -> None:
