@@ -68,6 +68,10 @@ class HostState:
             decisions=self.decisions if decisions is None else decisions,
         )
 
+    def undated(self) -> HostState:
+        """The same, of parts whose ages nobody knows any more."""
+        return replace(self, stamps_ns=NO_STAMPS, seen_stamps_ns=NO_STAMPS)
+
     def owned(self) -> HostState:
         """The same with arrays of its own, whoever made these."""
         state, raw = self.robot_state, self.raw

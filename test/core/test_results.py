@@ -12,6 +12,7 @@ import pytest
 from flashrt_core.errors import InputError, NumericsError, SessionError, StaleStateError
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
+from flashrt_core.snapshots import forget_stamps
 
 from . import toy
 from .capsules import refused, signed, taken_apart
@@ -180,6 +181,26 @@ class TestStamps:
         main.decide(see(OLD))
         main.decide(toy.see(4))
         assert way(main, tmp_path).act().stamps_ns == {}
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_they_are_forgotten_when_the_clock_jumps(
+        self, main: Session, way: Callable[[Session, Path], Session], tmp_path: Path
+    ) -> None:
+        main.decide(see(OLD))
+        main.snapshot("before")
+        main.observe(see(NEW, 4))
+        forget_stamps(main.engine)
+        main.snapshot("behind")
+        for name in ("before", "behind"):
+            main.restore(name)
+            assert main.host_state().stamps_ns == main.host_state().seen_stamps_ns == {}
+            main.engine.store.drop(name)
+        with pytest.raises(StaleStateError, match="'image'"):
+            main.act()
+        there = way(main, tmp_path)
+        chunk = there.act(allow_stale=True)
+        assert (chunk.stamp_ns, chunk.stamps_ns) == (2_000, {})
+        assert there.decide(see(NEW, 4)).stamps_ns == NEW
 
     def test_nobody_changes_them_later(self, main: Session) -> None:
         given = dict(OLD)
