@@ -262,7 +262,8 @@ class Engine(Generic[SessionT]):
         except BaseException:
             working = session.working
             if self.lent is None and working is not None and working.resident is session:
-                session.ledger.forget()  # the buffers may hold half of it
+                # The buffers may hold half of it, and what is in the windows is not its.
+                session.ledger.restore(HostState().lineage)
             raise
 
     def take_back(self, seats: Sequence[Returned], traffic: Traffic) -> None:

@@ -55,3 +55,15 @@ def meanwhile(engine: Engine[Any], session: Member) -> None:
                 if _NAME in engine.sessions:
                     engine.drop_session(_NAME)
         store.drop(_NAME)  # the next one takes the longer way, that of a new name, again
+
+
+def forget_stamps(engine: Engine[Any]) -> None:
+    """How old the parts of what sessions and capsules retain are, nobody knows any more: the host's
+    clock jumped. SessionError while the sessions are exported.
+    """
+    engine.check_here("stamps")
+    for session in engine.sessions.values():
+        session.take_over(session.host_state().undated(), session.ledger.page())
+    for *_, held in engine.capsules.slots():
+        if held is not None:
+            held.host = held.host.undated()

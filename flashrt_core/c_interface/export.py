@@ -45,8 +45,8 @@ class Export:
     def close(self) -> None:
         """Give the session back; with the last export of the engine, Python drives again.
 
-        No call of the C interface may be running. DeviceError where what was under way has failed.
-        A second call does nothing.
+        Calls of the C interface that are under way are waited for, and later ones refused.
+        DeviceError where what was under way on the device has failed. A second call does nothing.
         """
         if self._lent is not None:
             self._lent.close(self._name)

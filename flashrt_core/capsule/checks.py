@@ -15,7 +15,7 @@ from ..contract import Contract, ShapeKey, Update
 from ..devices.base import NUMPY_DTYPES
 from ..errors import CapsuleError, InputError
 from ..limits import COUNTS, STAMPS
-from ..text import check_instruction
+from ..text import check_instruction, check_text
 from .state import Array, HostState
 
 
@@ -64,6 +64,14 @@ def _check_counts(what: str, host: HostState) -> None:
     ):
         if value not in allowed:
             raise CapsuleError(what, expected=f"{each} of {allowed[0]}..{allowed[-1]}", got=value)
+    for name, stamp_ns in host.stamps_ns.items():
+        check_text(f"name of a stamp in {what}", name, error=CapsuleError)
+        if stamp_ns not in STAMPS or stamp_ns > host.stamp_ns:
+            raise _wrong(
+                what,
+                f"stamps up to that of the newest part, {host.stamp_ns}",
+                f"{stamp_ns} of {name!r}",
+            )
 
 
 def _check_robot(robot: RobotChecks, what: str, host: HostState) -> None:

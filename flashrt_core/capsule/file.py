@@ -20,6 +20,7 @@ import struct
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ from .disk import at_once, kind, write_whole
 from .fields import Fields, MalformedError
 from .state import Array, CapsuleImage, CapsuleInfo, HostState, Part
 
-# The first byte is no text, and a copy that "corrects" line ends damages the last ones.
-MAGIC, VERSION = b"\x89FRTC\r\n\n", 1
+# Version 1 had one stamp for all inputs. The first byte is no text, and a copy that "corrects"
+# line ends damages the last ones.
+MAGIC, VERSION = b"\x89FRTC\r\n\n", 2
 #: Far above what a capsule takes: no file is read into memory beyond it.
 LARGEST = 1 << 33
 _LARGEST_HEADER = 1 << 20
@@ -163,6 +165,7 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
         "seed": host.seed,
         "decisions": host.decisions,
         "stamp_ns": host.stamp_ns,
+        "stamps_ns": dict(host.stamps_ns),
         "lineage": {stage: dict(epochs) for stage, epochs in host.lineage.made.items()},
         "fingerprint": dict(image.fingerprint.parts),
         "regions": table,
@@ -195,7 +198,8 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
     shape = top.fields("shape")
     key = ShapeKey(*(shape.whole(name, 1, 1 << 31) for name in ShapeKey._fields))
     shape.end()
-    parts, stages = top.fields("fingerprint"), top.fields("lineage")
+    parts, stages, told = (top.fields(n) for n in ("fingerprint", "lineage", "stamps_ns"))
+    stamps_ns = {name: told.whole(name, STAMPS.start, STAMPS.stop) for name in told}
     lineage, newer = {}, {}
     for stage in stages:
         epochs = stages.fields(stage)
@@ -212,6 +216,8 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
         decisions=top.whole("decisions", COUNTS.start, COUNTS.stop),
         stamp_ns=(stamp_ns := top.whole("stamp_ns", STAMPS.start, STAMPS.stop)),
         seen_ns=stamp_ns,
+        stamps_ns=MappingProxyType(stamps_ns),
+        seen_stamps_ns=MappingProxyType(stamps_ns),
         robot_state=arrays.pop((_STATE, ""), None),
         turn=top.whole("turn", 1, COUNTS.stop) if "turn" in document else 0,
         raw=arrays.pop((_RAW, ""), None),
@@ -313,9 +319,9 @@ def _check_prefix(prefix: bytes | bytearray, size: int, what: str, most: int) ->
         newer = version > VERSION
         raise CapsuleError(
             what,
-            expected=f"version {VERSION}",
-            got=f"version {version}" + (", a newer one" if newer else ", which is unknown"),
-            remedy="load it with the flashrt that wrote it" if newer else None,
+            expected=f"version {VERSION}, which says how old each input was",
+            got=f"version {version}" + (", a newer one" if newer else ", an older one"),
+            remedy="load it with the flashrt that wrote it" if newer else "save it anew",
         )
     if stated > most or size > most:
         raise CapsuleError(

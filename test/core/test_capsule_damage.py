@@ -54,8 +54,9 @@ class TestDamage:
             (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
             (b"\x80\x04\x95cposix\nsystem\n", "another kind of file"),
             (MAGIC[:5], "cut off at 5 bytes"),
-            (PREFIX.pack(MAGIC, 2, 9, 99), "version 1, got version 2, a newer one; load it with"),
-            (PREFIX.pack(MAGIC, 0, 9, 99), "version 1, got version 0, which is unknown"),
+            (PREFIX.pack(MAGIC, 3, 9, 99), "was, got version 3, a newer one; load it with"),
+            (PREFIX.pack(MAGIC, 1, 9, 99), "how old each input was, got version 1, an older one"),
+            (PREFIX.pack(MAGIC, 0, 9, 99), "version 2, which says how old each input was"),
             (PREFIX.pack(MAGIC, VERSION, 9, 99), "99 bytes, got one cut off at 24"),
             (
                 PREFIX.pack(MAGIC, VERSION, 9, 1 << 63),
