@@ -86,8 +86,9 @@ class CapsuleStore:
         """A store of one slot, one of those here, that goes through everything, the start of a copy
         as well, and copies nothing: only to be saved to and forked from.
         """
-        slots = self._all[_DEVICE][:1]
-        store = CapsuleStore(self._device, self._contract, self._fingerprint, self._robot, slots)
+        slots, check_here = self._all[_DEVICE][:1], self._check_here
+        plan = (self._contract, self._fingerprint, self._robot)
+        store = CapsuleStore(self._device, *plan, slots, check_here=check_here)
         store._start = lambda planned: self._device.transfer(self._device.idle)
         store._forks = self._forks
         return store
