@@ -8,10 +8,9 @@ Source: paper section 3.4 and appendix A.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar
 
 from .errors import ContractError, ShapeKeyError
 from .specs import (
@@ -26,6 +25,8 @@ from .specs import (
     ShapeKey,
     StageSpec,
     Update,
+    by_name,
+    find,
 )
 
 __all__ = [
@@ -50,7 +51,9 @@ class Contract:
     """Everything a host may rely on about a policy's execution.
 
     ``stages`` are in decision order. ``regions`` gives, for every shape, what a capsule holds at
-    most. ``history``: how decisions build on each other; None where each stands alone.
+    most. ``history``: how decisions build on each other; None where each stands alone. ``bounds``
+    gives, for every shape, the whole numbers that may be in a buffer whose numbers stages take for
+    counts, places or indices.
     Raises ContractError at construction when any part contradicts another.
     """
 
@@ -62,6 +65,7 @@ class Contract:
     stages: tuple[StageSpec, ...]
     regions: Mapping[ShapeKey, tuple[RegionSpec, ...]]
     history: HistorySpec | None = None
+    bounds: Mapping[ShapeKey, Mapping[str, range]] = field(default_factory=dict)
     _buffers: dict[str, BufferSpec] = field(init=False, repr=False, compare=False)
     _inputs: dict[str, InputSpec] = field(init=False, repr=False, compare=False)
     _outputs: dict[str, OutputSpec] = field(init=False, repr=False, compare=False)
@@ -75,7 +79,7 @@ class Contract:
             ("_outputs", self.outputs),
             ("_stages", self.stages),
         ):
-            object.__setattr__(self, attribute, _by_name(self.policy, attribute[1:], specs))
+            object.__setattr__(self, attribute, by_name(self.policy, attribute[1:], specs))
         read = {
             stage.name: tuple(spec for spec in self.inputs if spec.buffer in stage.reads)
             for stage in self.stages
@@ -86,6 +90,7 @@ class Contract:
         for index, stage in enumerate(self.stages):
             _check_stage(self, index, stage)
         _check_regions(self)
+        _check_bounds(self)
         if self.history is None and any(stage.variants != 1 for stage in self.stages):
             raise ContractError(
                 f"stages of policy {self.policy!r}", expected="one variant, without a history"
@@ -100,19 +105,19 @@ class Contract:
 
     def buffer(self, name: str) -> BufferSpec:
         """The buffer called ``name``; ContractError with the known names otherwise."""
-        return _find(self.policy, "buffer", name, self._buffers)
+        return find(self.policy, "buffer", name, self._buffers)
 
     def input(self, name: str) -> InputSpec:
         """The input called ``name``; ContractError with the known names otherwise."""
-        return _find(self.policy, "input", name, self._inputs)
+        return find(self.policy, "input", name, self._inputs)
 
     def output(self, name: str) -> OutputSpec:
         """The output called ``name``; ContractError with the known names otherwise."""
-        return _find(self.policy, "output", name, self._outputs)
+        return find(self.policy, "output", name, self._outputs)
 
     def stage(self, name: str) -> StageSpec:
         """The stage called ``name``; ContractError with the known names otherwise."""
-        return _find(self.policy, "stage", name, self._stages)
+        return find(self.policy, "stage", name, self._stages)
 
     @property
     def decision_stages(self) -> tuple[StageSpec, ...]:
@@ -132,6 +137,11 @@ class Contract:
     def inputs_of(self, stage: StageSpec) -> tuple[InputSpec, ...]:
         """The inputs whose windows ``stage`` reads itself."""
         return self._inputs_of[stage.name]
+
+    def reaching(self, stage: StageSpec) -> frozenset[str]:
+        """The inputs that what ``stage`` leaves was made from, through others as well."""
+        names = {stage.name, *_upstream(self, stage)}
+        return frozenset(spec.name for name in names for spec in self._inputs_of[name])
 
     def shape_for(self, *, views: int, prompt_tokens: int, horizon: int, steps: int) -> ShapeKey:
         """The captured shape with the smallest prompt bucket that holds ``prompt_tokens``.
@@ -182,34 +192,6 @@ class Contract:
             for shape in self.shapes
             for age in range(self.ages)
         )
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-Spec = TypeVar("Spec", bound=_Named)
-
-
-def _by_name(policy: str, kind: str, specs: Sequence[Spec]) -> dict[str, Spec]:
-    found: dict[str, Spec] = {}
-    for spec in specs:
-        if spec.name in found:
-            raise ContractError(
-                f"{kind} of policy {policy!r}", expected="unique names", got=f"{spec.name!r} twice"
-            )
-        found[spec.name] = spec
-    return found
-
-
-def _find(policy: str, kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
-    try:
-        return known[name]
-    except KeyError:
-        raise ContractError(
-            f"{kind} of policy {policy!r}", expected=f"one of {sorted(known)}", got=repr(name)
-        ) from None
 
 
 def _check_shapes(contract: Contract) -> None:
@@ -335,7 +317,7 @@ def _check_regions(contract: Contract) -> None:
         )
     state = {spec.name for spec in contract.buffers if spec.role is Role.STATE}
     for key, regions in contract.regions.items():
-        _by_name(contract.policy, "regions", regions)
+        by_name(contract.policy, "regions", regions)
         for region in regions:
             _check_region(contract, region)
         bare = state - {region.buffer for region in regions}
@@ -344,6 +326,19 @@ def _check_regions(contract: Contract) -> None:
             raise ContractError(
                 f"regions for {key}", expected="every state buffer", got=f"no {sorted(bare)}"
             )
+
+
+def _check_bounds(contract: Contract) -> None:
+    for key, bounds in contract.bounds.items():
+        for name, allowed in bounds.items():
+            dtype = contract.buffer(name).dtype
+            whole = dtype in (DType.I8, DType.U8, DType.I32, DType.I64)
+            if key not in contract.shapes or not allowed or allowed.step != 1 or not whole:
+                raise ContractError(
+                    f"bounds of buffer {name!r} for {key}",
+                    expected="a range without gaps, of a captured shape, of whole numbers",
+                    got=f"{allowed} of {dtype}",
+                )
 
 
 def _check_region(contract: Contract, region: RegionSpec) -> None:
@@ -388,7 +383,7 @@ def _check_history(contract: Contract, history: HistorySpec) -> None:
     require(len(lengths) == 1 and min(lengths) >= history.period, "ages", "as many", lengths)
     for ages in history.regions.values():
         for regions in ages:
-            _by_name(contract.policy, "regions", regions)
+            by_name(contract.policy, "regions", regions)
             for region in regions:
                 _check_region(contract, region)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from .contract import Contract, InputSpec
+from .capsule.state import NO_STAMPS
+from .contract import Contract, InputSpec, Update
 from .devices.base import NUMPY_DTYPES
 from .errors import InputError
 from .limits import COUNTS, STAMPS
-from .policies.base import as_array
+from .policies.base import Observation, as_array
+from .text import check_text
 from .whole_numbers import whole_number
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +36,34 @@ def checked_seed(seed: object) -> int:
 def checked_stamp(stamp_ns: object) -> int:
     """The stamp of an observation; InputError on what no capsule has room for."""
     return whole_number("stamp_ns", stamp_ns, InputError, STAMPS)
+
+
+def checked_stamps(stamps_ns: object, newest_ns: int) -> Mapping[str, int]:
+    """Those of its parts, in a mapping that nobody can change; InputError as for the stamp, on
+    names that are none, and on a part that is newer than the newest.
+    """
+    if not isinstance(stamps_ns, Mapping):
+        got = type(stamps_ns).__name__
+        raise InputError("stamps_ns", expected="a mapping of names to stamps", got=got)
+    if not stamps_ns:
+        return NO_STAMPS
+    found = {}
+    for name, stamp_ns in stamps_ns.items():
+        check_text("name of a stamp", name, error=InputError)
+        found[name] = stamp = whole_number(f"stamp of {name!r}", stamp_ns, InputError, STAMPS)
+        if stamp > newest_ns:
+            raise InputError(
+                f"stamp of {name!r}", expected=f"at most stamp_ns, {newest_ns}", got=stamp
+            )
+    return MappingProxyType(found)
+
+
+def stamps_of(observation: object) -> dict[str, Any]:
+    """The stamps of an observation as a host state has them; InputError on what is none."""
+    if not isinstance(observation, Observation):
+        raise InputError("observation", expected="an Observation", got=type(observation).__name__)
+    stamp_ns = checked_stamp(observation.stamp_ns)
+    return {"seen_ns": stamp_ns, "seen_stamps_ns": checked_stamps(observation.stamps_ns, stamp_ns)}
 
 
 def noise_for(seed: int, index: int, shape: tuple[int, ...], stream: int = 0) -> Array:
@@ -93,6 +124,21 @@ class NoiseInputs:
             given = {**self.drawn(seed, index), **given}
         checked = [(spec, checked_value(spec, given[spec.name])) for spec in self._specs]
         return iter(checked)
+
+
+def by_transform(
+    contract: Contract, names: Iterable[str]
+) -> tuple[dict[str, InputSpec], dict[str, list[str]]]:
+    """Inputs that are written and no more, and the names of staged ones by their transform."""
+    swapped: dict[str, InputSpec] = {}
+    staged: dict[str, list[str]] = {}
+    for name in names:
+        spec = contract.input(name)
+        if spec.update is Update.STAGED:
+            staged.setdefault(str(spec.transform), []).append(name)
+        else:
+            swapped[name] = spec
+    return swapped, staged
 
 
 def checked_values(

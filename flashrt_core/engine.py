@@ -9,8 +9,9 @@ interface drives it, and everything here that would touch their state is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Generic
 
 from torch import Tensor
 
@@ -19,21 +20,13 @@ from .capsule.store import CapsuleStore, Held
 from .contract import ShapeKey, StageSpec
 from .devices import Device, Program
 from .drawing import NoiseInputs, checked_seed
-from .errors import (
-    DeviceError,
-    FlashRTError,
-    SessionError,
-    SessionLimitError,
-    ShapeKeyError,
-)
+from .errors import DeviceError, FlashRTError, SessionError, SessionLimitError
 from .guidance import Guide
 from .plan import Plan
 from .resident import Returned, Tenant
+from .seats import CLOSED, SessionT, elsewhere, seated, vacate
 from .text import check_text
 from .working_set import Member, Traffic, WorkingSet, set_buffers, set_specs
-
-#: The kind of session that an engine makes; see resident.py.
-SessionT = TypeVar("SessionT", bound=Member)
 
 
 class Engine(Generic[SessionT]):
@@ -71,10 +64,14 @@ class Engine(Generic[SessionT]):
         self.max_sessions = max_sessions
         self.traffic = Traffic()
         self._make_session = make_session
-        self.sessions: dict[str, SessionT] = {}
         self.lent: Tenant | None = None
-        self.parked: set[str] = set()
-        self.parking: dict[str, Tensor] = {}
+        self.parked: set[str] = set()  # likewise
+        self._fleeting: SessionT | None = None  # the last that was to be dropped at once
+        # Which slots are free follows from these two. An interrupt may come with any statement: a
+        # slot is taken by the one that adds a session, and given up by the one that forgets it.
+        self.sessions: dict[str, SessionT] = {}
+        self._owned: dict[str, Tensor] = {}  # and perhaps what those had that are no sessions
+        self._spare: list[Tensor] = []  # free, not all
         contract = plan.contract
         parking = slot_specs(contract, "parking", max_sessions)
         slots = slot_specs(contract, "capsule", capsule_slots)
@@ -86,7 +83,7 @@ class Engine(Generic[SessionT]):
             on_host = device.allocate_host(hosted) if hosted else {}
             buffers = [set_buffers(contract, memory, index) for index in sets]
             self.buffer_bytes = sum(memory[spec.name].nbytes for spec in specs)
-            self.free_parking = [memory[spec.name] for spec in parking]
+            self._seats = [memory[spec.name] for spec in parking]
             self.capsules = CapsuleStore(
                 device,
                 contract,
@@ -94,7 +91,7 @@ class Engine(Generic[SessionT]):
                 plan.processor,
                 [memory[spec.name] for spec in slots],
                 [on_host[spec.name] for spec in hosted],
-                self.free_parking,
+                self._seats,
                 self.check_here,
             )
             self.rehearsal = self.capsules.without_bytes()
@@ -105,6 +102,17 @@ class Engine(Generic[SessionT]):
         except BaseException:
             device.close()
             raise
+
+    @property
+    def parking(self) -> Mapping[str, Tensor]:
+        """The parking slot of every session, by name."""
+        return {name: self._owned[name] for name in self.sessions}
+
+    @property
+    def free_parking(self) -> list[Tensor]:
+        """Those of none."""
+        owned = {id(slot) for slot in self.parking.values()}
+        return [slot for slot in self._seats if id(slot) not in owned]
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -129,8 +137,7 @@ class Engine(Generic[SessionT]):
     def shape_for(self, prompt_tokens: int, views: int | None = None) -> ShapeKey:
         """The captured shape for a prompt of that many tokens; ShapeKeyError when none fits.
 
-        ``views`` counts the cameras of the observation; it matters where a plan may do without some
-        of them.
+        ``views``: cameras of the observation, where a plan may do without some of them.
         """
         first = max(self.contract.shapes)
         masked = views is not None and any(s.views != first.views for s in self.contract.shapes)
@@ -168,8 +175,8 @@ class Engine(Generic[SessionT]):
     def fork(self, name: str, *, capsule: str | None = None, source: str | None = None) -> SessionT:
         """A new session that starts from a capsule, or from the live state of session ``source``.
 
-        It inherits prompt, seed and decision index, so its next action equals what the source's
-        would have been. Errors as :meth:`create_session`, and CapsuleError for an unknown capsule.
+        It inherits prompt, seed and decision index: its next action is what the source's would have
+        been. Errors as :meth:`create_session`, and CapsuleError for an unknown capsule.
         """
         if (capsule is None) == (source is None):
             raise SessionError(
@@ -181,11 +188,20 @@ class Engine(Generic[SessionT]):
         return self.forked(name, held, parent, self.capsules)
 
     def forked(
-        self, name: str, held: Held | None, parent: SessionT | None, store: CapsuleStore
+        self,
+        name: str,
+        held: Held | None,
+        parent: SessionT | None,
+        store: CapsuleStore,
+        *,
+        fleeting: bool = False,
     ) -> SessionT:
-        """The same, from ``held``, a capsule of ``store``, or else from the session ``parent``."""
+        """The same, from ``held``, a capsule of ``store``, or else from the session ``parent``.
+
+        ``fleeting``: it is dropped at once, here or by the next call that makes a session.
+        """
         self._claim(name)
-        slot = self.free_parking[-1]
+        slot = self._spare[-1]
         if held is not None:
             host = held.host
             store.fork(held, slot)
@@ -197,19 +213,26 @@ class Engine(Generic[SessionT]):
         session = self._make_session(self, name, host)
         if parent is not None:
             session.past.continue_from(parent.past)
-        self._register(session, parked=bool(host.lineage.made))
+        self._register(session, parked=bool(host.lineage.made), fleeting=fleeting)
         return session
 
     def drop_session(self, name: str) -> None:
         """Forget a session and free its parking slot; its capsules stay."""
         session = self.session(name)
         self.check_here(f"session {name!r}")
-        working, session.working = session.working, None
-        if working is not None and working.resident is session:
-            working.resident = None
-        self.free_parking.append(self.parking.pop(name))
+        working, sessions = self.set_of(session), {**self.sessions}
+        del sessions[name]
+        resident = None if working.resident is session else working.resident
+        self.sessions, session.working, working.resident = sessions, None, resident
+        self._spare.append(self._owned.pop(name))
         self.parked.discard(name)
-        del self.sessions[name]
+
+    def sweep(self) -> None:
+        """Drop the session that was to be dropped at once, where an interrupt kept it."""
+        last = self._fleeting
+        if last is not None and self.sessions.get(last.name) is last:
+            self.drop_session(last.name)
+        self._fleeting = None
 
     def admit(self, session: Member, capsule: Held | None = None) -> WorkingSet:
         """Make ``session`` the one whose state its buffers hold, and tell which these are.
@@ -226,7 +249,7 @@ class Engine(Generic[SessionT]):
                 return working
         self.check_here(f"session {session.name!r}")
         working = self.set_of(session)
-        working.admit(session, self.parking, self.parked, self.traffic, capsule)
+        working.admit(session, self._owned, self.parked, self.traffic, capsule)
         return working
 
     def restore(self, session: SessionT, held: Held) -> None:
@@ -239,31 +262,19 @@ class Engine(Generic[SessionT]):
         except BaseException:
             working = session.working
             if self.lent is None and working is not None and working.resident is session:
-                session.ledger.forget()  # the buffers may hold half of it
+                # The buffers may hold half of it, and what is in the windows is not its.
+                session.ledger.restore(HostState().lineage)
             raise
 
     def take_back(self, seats: Sequence[Returned], traffic: Traffic) -> None:
-        """Go on from what the C interface left; ``seats``: all parking slots, who has them."""
-        self.lent = None
+        """Go on from what the C interface left; ``seats``: all parking slots, who has them.
+
+        Until all of it is there nobody drives: an interrupt on the way leaves them lent.
+        """
+        found = seated(seats, self.sets, self.sessions, partial(self._make_session, self))
+        self.parked = {seat.name for seat in seats if seat.name is not None and seat.parked}
         self.traffic = traffic
-        self.parked, self.free_parking = set(), []
-        for working in self.sets:
-            working.resident = None
-        for seat in seats:
-            if seat.name is None:
-                self.free_parking.append(seat.slot)
-                continue
-            session = self.sessions.get(seat.name)
-            if session is None:  # forked there
-                session = self._make_session(self, seat.name, seat.host)
-                self.sessions[seat.name] = session
-            session.take_over(seat.host, seat.page)
-            self.parking[seat.name] = seat.slot
-            session.working = self.sets[seat.working_set]
-            if seat.resident:
-                self.sets[seat.working_set].resident = session
-            if seat.parked:
-                self.parked.add(seat.name)
+        (self.sessions, self._owned), self._spare, self.lent = found, [], None
 
     def replay(
         self,
@@ -309,25 +320,17 @@ class Engine(Generic[SessionT]):
 
         ShapeKeyError when there is none.
         """
-        programs = self.sets[0].programs
-        try:
-            return programs[shape, stages, variant]
-        except KeyError:
-            raise ShapeKeyError(
-                f"stages {list(stages)} for {shape}",
-                expected=f"one of {[list(names) for _, names, _ in programs]}",
-            ) from None
+        return self.sets[0].captured(shape, stages, variant)
 
     def close(self) -> None:
-        """Release the device's memory. Sessions must not be used afterwards."""
+        """Release the device's memory; what is asked of sessions or capsules then is refused."""
         try:
             if self.lent is not None:
                 self.lent.take_back()
         finally:
-            while self.sessions:
-                self.sessions.popitem()[1].working = None
-            for working in self.sets:
-                working.resident = None
+            self.lent = CLOSED
+            vacate(self.sets, self.sessions)
+            self.sessions = {}
             self.device.close()
 
     def _warm_up(self) -> None:
@@ -344,18 +347,15 @@ class Engine(Generic[SessionT]):
             self.device.replay(self.program(shape, names))
 
     def check_here(self, what: str) -> None:
-        """SessionError about ``what`` while the sessions are exported."""
+        """SessionError about ``what`` while the sessions are exported, and in a closed engine."""
         if self.lent is not None:
-            raise SessionError(
-                what,
-                expected="a session that Python drives",
-                got="one that is exported to the C interface",
-                remedy="close the export first",
-            )
+            raise elsewhere(self.lent, what)
 
     def _claim(self, name: str) -> None:
         if self.lent is not None:
             self.check_here(f"session {name!r}")
+        if self._fleeting is not None:
+            self.sweep()
         check_text("session name", name, error=SessionError)
         if name in self.sessions:
             raise SessionError(
@@ -364,7 +364,8 @@ class Engine(Generic[SessionT]):
                 got=sorted(self.sessions),
                 remedy="choose another name or drop that session",
             )
-        if not self.free_parking:
+        self._spare = self._spare or self.free_parking
+        if not self._spare:
             raise SessionLimitError(
                 f"session {name!r}",
                 expected=f"at most {self.max_sessions} sessions",
@@ -372,14 +373,14 @@ class Engine(Generic[SessionT]):
                 remedy="drop a session or raise max_sessions",
             )
 
-    def _register(self, session: SessionT, *, parked: bool = False) -> None:
+    def _register(self, session: SessionT, *, parked: bool = False, fleeting: bool = False) -> None:
         working = self.sets[0]
         if len(self.sets) > 1:
             working = min(self.sets, key=[s.working for s in self.sessions.values()].count)
-        session.working = working
-        self.parking[session.name] = self.free_parking.pop()
         (self.parked.add if parked else self.parked.discard)(session.name)
-        self.sessions[session.name] = session
+        name, last = session.name, session if fleeting else None
+        self._owned[name] = self._spare.pop()
+        session.working, self._fleeting, self.sessions[name] = working, last, session
 
 
 def describe(engine: Engine[SessionT]) -> dict[str, object]:
@@ -391,7 +392,7 @@ def describe(engine: Engine[SessionT]) -> dict[str, object]:
         "session_switches": engine.traffic.switches,
         "session_bytes_moved": engine.traffic.nbytes,
         "working_sets": len(engine.sets),
-        "exported": engine.lent is not None,
+        "exported": engine.lent not in (None, CLOSED),
         "capsules": len(store),
         "capsule_slots": store.capacity,
         "buffer_bytes": engine.buffer_bytes,

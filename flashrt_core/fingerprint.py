@@ -55,6 +55,7 @@ def fingerprint(
     library: str,
     transforms: Mapping[str, str],
     calibration: str = "none",
+    execution: Mapping[str, str] | None = None,
 ) -> Fingerprint:
     """The fingerprint of a plan.
 
@@ -67,6 +68,7 @@ def fingerprint(
         library: digest of the kernel library.
         transforms: identity of the host-side transforms.
         calibration: digest of the scale table, ``none`` without one.
+        execution: further parts, of a device whose bits depend on how it was opened.
     """
     regions = {str(key): list(value) for key, value in contract.regions.items()}
     return Fingerprint(
@@ -81,5 +83,6 @@ def fingerprint(
             "library": library,
             "arch": arch,
             "layout": sha256_of([contract.buffers, regions]),
+            **(execution or {}),
         }
     )

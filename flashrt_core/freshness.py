@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .contract import Contract, Rate, StageSpec
+from .contract import Contract, OutputSpec, Rate, StageSpec
 from .errors import StaleStateError
 
 
@@ -90,11 +90,15 @@ class Ledger:
 
     Attributes:
         told: the lineage as it was last asked for; None once it is no longer true.
+        replayed: stages whose outputs are in their windows, and of this session.
 
     An input is *absent* until it is written, and again after its window was lost (a restore, or
     another session on the same buffers). An absent input contradicts nothing: values made from an
     older epoch of it may still be used, but no stage may read its window. Where its last value had
     made something stale before it was lost, that stays stale: the input counts as announced.
+
+    An interrupt may come between any two steps. So what is no longer true is given up first, and
+    what is true from now on is put in its place at once.
     """
 
     def __init__(self, contract: Contract, lineage: Lineage) -> None:
@@ -105,17 +109,13 @@ class Ledger:
         self._announced: frozenset[str]
         self._made: Mapping[str, Mapping[str, int]]
         self.told: Lineage | None
+        self.replayed: frozenset[str]
         self._clock = 0
         self.restore(lineage)
 
     def written(self, names: Collection[str]) -> None:
         """The windows of ``names`` hold new values."""
-        epoch = {**self._epoch}
-        for name in names:
-            self._clock += 1
-            epoch[name] = self._clock
-        self._epoch = epoch
-        self.told = None  # what was made from their old values is stale
+        self._begin(names)
         if self._announced:
             self._announced = self._announced.difference(names)
 
@@ -127,12 +127,28 @@ class Ledger:
         self.tear([spec.name for spec in self._contract.inputs if spec.rate is rate])
 
     def tear(self, names: Collection[str]) -> None:
-        """The windows of ``names`` do not hold their newest values: a write did not end, say."""
-        self.written(names)
+        """The windows of ``names`` do not hold their newest values: a write did not end, or is
+        about to begin.
+        """
         self._announced = self._announced.union(names)
+        self._begin(names)
+
+    def mend(self, names: Collection[str]) -> None:
+        """What was torn is whole: the windows of ``names`` hold what was written since."""
+        self._announced = self._announced.difference(names)
+
+    def _begin(self, names: Collection[str]) -> None:
+        """New epochs: what was made from the old values of ``names`` is stale."""
+        epoch = {**self._epoch}
+        for name in names:
+            self._clock += 1
+            epoch[name] = self._clock
+        self.told = None
+        self._epoch = epoch
 
     def lose_windows(self) -> None:
-        """Every input window may hold foreign values."""
+        """Every window may hold foreign values."""
+        self.replayed = frozenset()
         self._announced = self._announced.union(self.lineage().newer)
         known = {name: self._epoch[name] for name in self._announced}
         self._epoch = {**self._contract.absent, **known} if known else self._contract.absent
@@ -146,16 +162,21 @@ class Ledger:
             epoch = self._epoch[spec.name]
             if epoch is not None:
                 lineage[spec.name] = epoch
-        self._made = {**self._made, stage.name: lineage}
         self.told = None
+        self._made = {**self._made, stage.name: lineage}
+        self.replayed = self.replayed.union((stage.name,))
+
+    def lose_outputs(self) -> None:
+        """Nobody shall use the results that are in the windows."""
+        self.replayed = frozenset()
 
     def forget(self, stages: Iterable[str] | None = None) -> None:
         """Nothing retained of ``stages``, None for all, can be trusted: a replay failed, or the
         shape changed.
         """
         made, lost = self._made, self._made if stages is None else set(stages)
+        self.told, self.replayed = None, frozenset()
         self._made = {name: epochs for name, epochs in made.items() if name not in lost}
-        self.told = None
 
     def announced(self, names: Iterable[str]) -> bool:
         """Whether a new value of any of ``names`` is known but not yet in its window."""
@@ -176,7 +197,8 @@ class Ledger:
         return Page(self._clock, self._epoch, self._announced, self.lineage())
 
     def turn_to(self, page: Page) -> None:
-        """Go on from what somebody else kept."""
+        """Go on from what somebody else kept; he may have used every output's window."""
+        self.replayed = frozenset()
         self._clock = page.clock
         self._epoch = page.epochs
         self._announced = page.announced
@@ -184,6 +206,7 @@ class Ledger:
 
     def restore(self, lineage: Lineage) -> None:
         """The retained values are now those of ``lineage``; every window is absent."""
+        self.replayed = frozenset()
         self._made, self.told = lineage.made, lineage
         absent, newer = self._contract.absent, lineage.newer
         self._announced = frozenset(newer)
@@ -228,11 +251,7 @@ class Ledger:
                     got="no retained result of it",
                     remedy=f"run {name!r} first",
                 )
-            older = [
-                source
-                for source, epoch in self._made[name].items()
-                if self._epoch[source] is not None and self._epoch[source] != epoch
-            ]
+            older = self._older(name)
             if older and not allow_stale:
                 raise StaleStateError(
                     f"stage {stage.name!r} would use {name!r}",
@@ -240,3 +259,34 @@ class Ledger:
                     got=f"one made before the last write of {sorted(older)}",
                     remedy=f"run {name!r} again, or pass allow_stale=True",
                 )
+
+    def check_output(self, output: OutputSpec, *, allow_stale: bool = False) -> None:
+        """Raise StaleStateError unless the window of ``output`` holds a result of this session.
+
+        ``allow_stale``: accept one made from older inputs (never none, or somebody else's).
+        """
+        writers = [each.name for each in self._contract.stages if output.buffer in each.writes]
+        if not writers or writers[-1] not in self.replayed:
+            raise StaleStateError(
+                f"output {output.name!r}",
+                expected="a result of this session",
+                got="none since the start, a restore, a failure or a session switch",
+                remedy="decide first",
+            )
+        older = self._older(writers[-1])
+        if older and not allow_stale:
+            raise StaleStateError(
+                f"output {output.name!r}",
+                expected="a result made from the current inputs",
+                got=f"one made before the last write of {sorted(older)}",
+                remedy="decide again, or pass allow_stale=True",
+            )
+
+    def _older(self, stage: str) -> list[str]:
+        """Inputs that have changed since ``stage`` ran."""
+        now = self._epoch
+        return [
+            source
+            for source, epoch in self._made[stage].items()
+            if now[source] is not None and now[source] != epoch
+        ]

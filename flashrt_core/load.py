@@ -176,7 +176,7 @@ def describe(options: LoadOptions) -> Description:
     So is a calibration that the plan lacks.
     """
     options, choice = checked(options), _choose(options)
-    device = open_device(options.device)
+    device = open_device(options.device, threads=options.threads)
     try:
         source = _source(options, choice)
         transforms: Mapping[str, str] = {}
@@ -334,6 +334,7 @@ def _identity(
         arch=device.arch,
         library=device.library,
         transforms=processor.identity,
+        execution=device.execution,
     )
 
 

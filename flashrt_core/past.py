@@ -34,19 +34,20 @@ class Past:
         seen: pictures of the chunk under way, one dictionary of windows each.
         joined: windows of several pictures, which go into them as they come: a decision has the
             last one to do. They are overwritten by what is seen after it.
+        observed: whether the windows of the next decision are written.
     """
 
     def __init__(self, contract: Contract, processor: Processor) -> None:
         self._contract = contract
         self._processor: Any = processor
         self.seen: list[dict[str, Array]] = []
-        self._observed = False  # the windows of the next decision are written
+        self.observed = False
         self.joined: dict[str, Array] = {}
 
     def clear(self) -> None:
         """A chunk ended, or is taken back."""
+        self.observed = False
         self.seen.clear()
-        self._observed = False
 
     def chunk(self, host: HostState) -> Array | None:
         """Rows that a history lets be executed after the last decision, or None."""
@@ -103,7 +104,7 @@ class Past:
         """
         if self._contract.history is None:
             return
-        if observation is None and not self._observed:
+        if observation is None and not self.observed:
             raise InputError(
                 "observation", expected="what is seen where the chunk ends", got="none"
             )
@@ -164,7 +165,6 @@ class Past:
             self._put(name, len(self.seen), values[name])
             self.joined[name][expected:] = 0.0
             joined[name] = self.joined[name]
-        self._observed = True
         return joined
 
     def _keep(self, pictures: Mapping[str, Array]) -> None:

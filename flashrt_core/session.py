@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .c_interface.export import Export, lend
 from .capsule.state import CapsuleInfo, HostState, frozen
-from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec, Update
-from .decision import Decision, check_finite
-from .drawing import NOISE, SEEDS, Noise, checked_stamp, checked_values, noise_for
+from .contract import Contract, InputSpec, Rate, ShapeKey, StageSpec
+from .decision import Decision, check_finite, missing
+from .drawing import NOISE, SEEDS, Noise, by_transform, checked_values, noise_for, stamps_of
 from .engine import Engine
 from .errors import InputError, ShapeKeyError
 from .fingerprint import Fingerprint
@@ -101,8 +101,9 @@ class Session:
         check_instruction(text)
         self.processor.check_prompt(text)
         if text != self._host.prompt:
-            self._host = replace(self._host, prompt=text)
+            # First: an interrupt between leaves the old prompt, not the old context as the new's.
             self.ledger.announce(Rate.PROMPT)
+            self._host = replace(self._host, prompt=text)
 
     @property
     def intact(self) -> bool:
@@ -132,30 +133,21 @@ class Session:
         """Encode an observation and write every window of it.
 
         All values are checked before any window changes, and none of its arrays is kept. InputError
-        names the input that is wrong. ``executed``: as of :meth:`decide`.
+        names the input that is wrong. Once the first one changes, none of them counts until all
+        have: who is interrupted observes again. ``executed``: as of :meth:`decide`.
         """
         if not self._host.prompt:
-            raise InputError(
-                f"session {self.name!r}",
-                expected="a prompt",
-                got="none",
-                remedy="set_prompt() first",
-            )
-        if not isinstance(observation, Observation):
-            raise InputError(
-                "observation", expected="an Observation", got=type(observation).__name__
-            )
-        stamp_ns = checked_stamp(observation.stamp_ns)
+            raise missing(self.name, "a prompt", "none", "set_prompt() first")
+        seen = stamps_of(observation)
         values = self.processor.encode(observation, self._host.prompt)
         values = self.past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
         self.host_state()  # whose stamp is still that of the last observation, if that was used
-        self._write(self._checked(values), shape)
         state = observation.state  # the host's own array: it may hold the next state by act()
-        self._host = replace(
-            self._host, seen_ns=stamp_ns, robot_state=None if state is None else frozen(state)
-        )
+        seen["robot_state"] = None if state is None else frozen(state)
+        self._write(self._checked(values), shape, seen)
+        self.past.observed = True
 
     def write(self, values: Mapping[str, Array]) -> None:
         """Write input windows directly; for hosts that encode on their own.
@@ -170,7 +162,7 @@ class Session:
             )
         checked = self._checked(values)
         self.processor.check_windows(checked)
-        self._write(checked, self._shape())
+        self._write(checked, self._shape(), {})
 
     def select_shape(self, shape: ShapeKey) -> None:
         """Use a captured shape; retained values of another shape, no history, are forgotten."""
@@ -255,11 +247,17 @@ class Session:
         self.ledger.check(stage, allow_stale=allow_stale)
         return self._finish(self._replay((stage,)))
 
-    def read(self, output: str) -> Array:
-        """A host copy of an output window."""
+    def read(self, output: str, *, allow_stale: bool = False) -> Array:
+        """A host copy of an output window: the result of this session's last replay that made it.
+
+        StaleStateError where there is none, or not any more (a restore, a failure, another session
+        on the same buffers), and, unless ``allow_stale``, where an input has changed since.
+        """
         spec = self.contract.output(output)
-        self.engine.admit(self)
-        return self.engine.device.read(self.buffers[spec.buffer])
+        self.engine.check_here(f"session {self.name!r}")
+        window = self.buffers[spec.buffer]
+        self.ledger.check_output(spec, allow_stale=allow_stale)
+        return self.engine.device.read(window)
 
     def snapshot(self, name: str, *, midway: bool = False) -> CapsuleInfo:
         """Save the retained state under ``name``; see :meth:`CapsuleStore.save` for errors. On the
@@ -295,6 +293,8 @@ class Session:
 
     def resume(self, host: HostState) -> None:
         """Take over ``host``; the engine has put the matching regions in place."""
+        if self.engine.lent is not None:
+            self.engine.check_here(f"session {self.name!r}")
         self._host = host
         self.past.clear()
         self.ledger.restore(host.lineage)
@@ -306,29 +306,25 @@ class Session:
 
     def _shape(self) -> ShapeKey:
         if self._host.shape is None:
-            raise InputError(
-                f"session {self.name!r}",
-                expected="an observation",
-                got="none yet",
-                remedy="observe() first",
-            )
+            raise missing(self.name, "an observation", "none yet", "observe() first")
         return self._host.shape
 
     def _checked(self, values: Mapping[str, Array]) -> dict[str, Array]:
         known = {**self._host.staged, **self.past.joined}  # were checked when they came
         return checked_values(self.contract, values, known)
 
-    def _write(self, values: Mapping[str, Array], shape: ShapeKey) -> None:
+    def _write(self, values: Mapping[str, Array], shape: ShapeKey, seen: Mapping[str, Any]) -> None:
+        """Write windows, all or none of which count; ``seen``: of the host state with them."""
         self.select_shape(shape)
-        transforms: dict[str, list[str]] = {}
-        for name, value in values.items():
-            spec = self.contract.input(name)
-            if spec.update is Update.STAGED:
-                transforms.setdefault(str(spec.transform), []).append(name)
-            else:
-                self._fill(spec, value)
-        for transform, names in transforms.items():
+        swapped, staged = by_transform(self.contract, values)
+        self.ledger.tear(swapped)
+        if seen:
+            self._host = replace(self._host, **seen)
+        for name, spec in swapped.items():
+            self.engine.device.write(self.buffers[spec.buffer], values[name])
+        for transform, names in staged.items():
             self._stage(self.contract.stage(transform), names, values)
+        self.ledger.mend(swapped)
 
     def _stage(self, transform: StageSpec, names: list[str], values: Mapping[str, Array]) -> None:
         staged = self._host.staged
@@ -374,7 +370,7 @@ class Session:
     def _finish(self, timings: dict[str, float]) -> Decision:
         raw = self.engine.device.read(self.buffers[self.contract.output(ACTIONS).buffer])
         host, history = self._host, self.contract.history
-        check_finite(raw, self.name)
+        check_finite(raw, self.name, self.ledger.lose_outputs)
         # With its lineage: a snapshot that follows has nothing left to put together.
         self._host = host.made_of(self.ledger.lineage(), self.contract, host.decisions + 1)
         actions = self.processor.decode(raw, host.robot_state)
@@ -388,6 +384,7 @@ class Session:
             raw=raw,
             stage_ms=timings,
             stamp_ns=self._host.stamp_ns,
+            stamps_ns=self._host.stamps_ns,
         )
 
     def _fill(self, spec: InputSpec, value: Array) -> None:

@@ -46,11 +46,24 @@ def meanwhile(engine: Engine[Any], session: Member) -> None:
     engine.noise.drawn(host.seed, host.decisions + 1)
     if len(engine.capsules) and host.lineage.made and not session.past.seen:
         store = engine.rehearsal
+        engine.sweep()
         save(engine, session, store, _NAME, _NAME)
         if engine.free_parking and _NAME not in engine.sessions:
             try:
-                engine.forked(_NAME, store.find(_NAME), None, store)
+                engine.forked(_NAME, store.find(_NAME), None, store, fleeting=True)
             finally:  # also behind an interrupt
                 if _NAME in engine.sessions:
                     engine.drop_session(_NAME)
         store.drop(_NAME)  # the next one takes the longer way, that of a new name, again
+
+
+def forget_stamps(engine: Engine[Any]) -> None:
+    """How old the parts of what sessions and capsules retain are, nobody knows any more: the host's
+    clock jumped. SessionError while the sessions are exported.
+    """
+    engine.check_here("stamps")
+    for session in engine.sessions.values():
+        session.take_over(session.host_state().undated(), session.ledger.page())
+    for *_, held in engine.capsules.slots():
+        if held is not None:
+            held.host = held.host.undated()

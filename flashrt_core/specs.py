@@ -6,11 +6,13 @@ Source: paper section 3.4 and appendix A.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
+
+from .errors import ContractError
 
 
 class DType(StrEnum):
@@ -224,3 +226,33 @@ class HistorySpec:
         if entry < count:
             return entry
         return count - self.period + (entry - count) % self.period
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Spec = TypeVar("Spec", bound=_Named)
+
+
+def by_name(policy: str, kind: str, specs: Sequence[Spec]) -> dict[str, Spec]:
+    """Parts of a policy's contract by their names; ContractError where two have the same."""
+    found: dict[str, Spec] = {}
+    for spec in specs:
+        if spec.name in found:
+            raise ContractError(
+                f"{kind} of policy {policy!r}", expected="unique names", got=f"{spec.name!r} twice"
+            )
+        found[spec.name] = spec
+    return found
+
+
+def find(policy: str, kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
+    """One of them; ContractError with the known names otherwise."""
+    try:
+        return known[name]
+    except KeyError:
+        raise ContractError(
+            f"{kind} of policy {policy!r}", expected=f"one of {sorted(known)}", got=repr(name)
+        ) from None

@@ -17,6 +17,7 @@ from .capsule.store import Held
 from .contract import BufferSpec, Contract, Role, ShapeKey, StageSpec
 from .devices import Device, Program
 from .devices.base import AuditedLane, Segment
+from .errors import ShapeKeyError
 from .kernels.op import Lane
 from .resident import Resident
 
@@ -78,6 +79,16 @@ class WorkingSet:
         """That of stages for a shape, in the variant of the last one that there is."""
         names = tuple(stage.name for stage in stages)
         return self.programs[shape, names, min(variant, stages[-1].variants - 1)]
+
+    def captured(self, shape: ShapeKey, stages: tuple[str, ...], variant: int) -> Program:
+        """That of stages by their names; ShapeKeyError when there is none."""
+        try:
+            return self.programs[shape, stages, variant]
+        except KeyError:
+            raise ShapeKeyError(
+                f"stages {list(stages)} for {shape}",
+                expected=f"one of {[list(names) for _, names, _ in self.programs]}",
+            ) from None
 
     def admit(
         self,

@@ -8,6 +8,10 @@ from typing import Any
 from rclpy.clock import ClockChange, JumpThreshold, TimeJump
 from rclpy.duration import Duration
 
+from flashrt_core.engine import Engine
+from flashrt_core.session import Session
+from flashrt_core.snapshots import forget_stamps
+from flashrt_ros.decider import Decider
 from flashrt_ros.inputs import AHEAD_NS
 
 
@@ -19,6 +23,15 @@ def on_jumps(node: Any, callback: Callable[[TimeJump], None]) -> Callable[[], No
     handle = node.get_clock().create_jump_callback(jump, post_callback=callback)
     unregister: Callable[[], None] = handle.unregister
     return unregister
+
+
+def forget(decider: Decider, engine: Engine[Session]) -> None:
+    """On the inference thread: how old what is retained is, is no longer known, nor, where
+    decisions build on each other, when the rows of a chunk end.
+    """
+    forget_stamps(engine)
+    if decider.episode is not None:
+        decider.begin_anew()
 
 
 def told(jump: TimeJump, paced: bool) -> str:

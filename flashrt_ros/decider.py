@@ -24,7 +24,7 @@ from flashrt_core.preparation import prepare
 from flashrt_core.session import Decision, Session
 from flashrt_ros.episode import Episode
 from flashrt_ros.execution.continuation import Continuation
-from flashrt_ros.ingest import NOTHING, Gathered, Ingest
+from flashrt_ros.ingest import NOTHING, Gathered, Ingest, require_stamped
 from flashrt_ros.inputs import RefusedError, Sample
 from flashrt_ros.msg import ActionChunk, DecisionTiming
 from flashrt_ros.parameters import NodeConfig
@@ -90,8 +90,6 @@ class Decider:
         self._horizon = max(session.contract.shapes).horizon
         self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
         self._blank: ActionChunk | None = self._blank_chunk()
-        # Stamps of the inputs that each session's retained context was made of, by input.
-        self._stamps_ns: dict[str, Mapping[str, int]] = {}
         #: Where decisions build on each other, each session's chunk under way by name; else empty.
         self.episodes: dict[str, Episode] = {}
         #: Called once the next chunk of the main session has begun, and then forgotten.
@@ -119,7 +117,8 @@ class Decider:
             session_name: whose decision.
             reuse_context: run the action stage alone, on the retained context. The main session's
                 must not be older than a decision on its inputs could be now.
-            not_before: input name -> the least stamp (ns) of the sample to use.
+            not_before: input name -> the least stamp (ns) of the sample to use, and of that in a
+                context which is reused.
             continuation: what the chunk continues; with an observation only.
             executed: [rows, action_dim], where decisions build on each other: what was done with
                 the main session's last chunk; None: it was executed as it was decided. Another
@@ -139,13 +138,13 @@ class Decider:
             if session.turn and not session.intact:
                 self.begin_anew(session_name)  # what failed before took the past with it
             if session.turn and not self._episode(session_name).under_way:
-                return self._taken_up(session)
+                return self._taken_up(session, not_before)
             executed = self._done(session, executed)
         start, image_age_ns = time.perf_counter_ns(), None
         previous: Previous | None = None
         now_ns = self._outlet.now_ns()
         if reuse_context:
-            self._require_current(session, now_ns)
+            self._require_current(session, now_ns, not_before)
         else:
             gathered = self._gather(session, now_ns, not_before, executed)
             image_age_ns = now_ns - gathered.newest_image_ns
@@ -160,23 +159,23 @@ class Decider:
             self._statistics.count("guided")
             self._statistics.count("kept_rows", previous.frozen)
         marks = _Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
-        # After a restore or a fork the oldest input is not known, only the newest is.
-        stamps_ns = self._stamps_ns.get(session_name, {}).values()
-        oldest_ns = min((decision.stamp_ns, *stamps_ns))
-        return self._give(session_name, decision, oldest_ns, marks)
+        return self._give(session_name, decision, marks)
 
-    def _require_current(self, session: Session, now_ns: int) -> None:
-        """StaleInputError where the main session's context is too old for the chunk topic."""
-        if session.name != MAIN:
-            return
-        # A capsule knows the stamp of its newest input: the others are as old at least.
-        newest_ns = session.host_state().stamp_ns
-        restored = dict.fromkeys(self._ingest.inputs, newest_ns) if newest_ns else {}
-        self._ingest.require_current(self._stamps_ns.get(MAIN, restored), now_ns)
+    def _require_current(
+        self, session: Session, now_ns: int, not_before: Mapping[str, int]
+    ) -> None:
+        """StaleInputError where a context is older than it was asked for, or the main session's too
+        old for the chunk topic. Who has none yet hears of that from the session.
+        """
+        host = session.host_state()
+        if host.lineage.made:
+            require_stamped(host.stamps_ns, not_before)
+            if session.name == MAIN:
+                self._ingest.require_current(host.stamps_ns, now_ns)
 
-    def _give(self, name: str, decision: Decision, oldest_ns: int, marks: _Marks) -> Any:
+    def _give(self, name: str, decision: Decision, marks: _Marks) -> Any:
         """The chunk, published where it is the main session's."""
-        chunk = self._chunk(name, decision, oldest_ns, marks)
+        chunk = self._chunk(name, decision, marks)
         if name == MAIN:
             if self._outlet.open():
                 self._publish(chunk, decision, marks)
@@ -195,7 +194,6 @@ class Decider:
         gathered = self._ingest.gather(now_ns, not_before, self._made())
         self._look_late(session, gathered.observation, now_ns)
         self._observe(session, gathered.observation, executed)
-        self._stamps_ns[session.name] = gathered.stamps_ns
         if gathered.masked:
             self._statistics.count("masked")
         return gathered
@@ -250,11 +248,10 @@ class Decider:
         wanted = [episode.wanted_ns() for episode in tuple(self.episodes.values())]
         return min((due_ns for due_ns in wanted if due_ns is not None), default=None)
 
-    def forget_ages(self, session_name: str) -> None:
-        """The context of a session came from elsewhere (restore, fork), or went: its input ages
-        too, and the chunk that it was to execute.
+    def forget_chunk(self, session_name: str) -> None:
+        """The context of a session came from elsewhere (restore, fork), or went: so did the chunk
+        that it was to execute.
         """
-        self._stamps_ns.pop(session_name, None)
         if session_name == MAIN and self.episode is not None:
             self.episode.clear()
         elif session_name != MAIN:
@@ -262,7 +259,7 @@ class Decider:
 
     def forked(self, session_name: str, source: str) -> None:
         """A session executes the chunk of another one, and looks at it from there on."""
-        self.forget_ages(session_name)
+        self.forget_chunk(session_name)
         if source in self.episodes:
             self.episodes[session_name] = self.episodes[source].copy()
 
@@ -294,15 +291,18 @@ class Decider:
                     episode.executed = executed
         return own.executed if session.turn and own.under_way else None
 
-    def _taken_up(self, session: Session) -> Any:
+    def _taken_up(self, session: Session, not_before: Mapping[str, int]) -> Any:
         """The chunk of a restored decision, which is executed before another one is made, as if it
-        had just been decided.
+        had just been decided. StaleInputError where it is older than it was asked for.
         """
-        stamp_ns = session.host_state().stamp_ns
+        host = session.host_state()
+        remedy = "decide without not_before: that chunk is executed first"
+        require_stamped(host.stamps_ns, not_before, remedy)
         actions = np.asarray(session.chunk(), np.float32)
-        decision = Decision(session.decisions - 1, actions, actions, {}, stamp_ns)
+        index = session.decisions - 1
+        decision = Decision(index, actions, actions, {}, host.stamp_ns, host.stamps_ns)
         now = time.perf_counter_ns()
-        return self._give(session.name, decision, stamp_ns, _Marks(now, now, now))
+        return self._give(session.name, decision, _Marks(now, now, now))
 
     def _look_late(self, session: Session, observation: Observation, now_ns: int) -> None:
         """Where a chunk is over and a camera showed too little of it: the newest picture again."""
@@ -314,9 +314,7 @@ class Decider:
             episode.seen()
             self._statistics.count("late_pictures")
 
-    def _chunk(
-        self, session_name: str, decision: Decision, oldest_ns: int, marks: _Marks
-    ) -> ActionChunk:
+    def _chunk(self, session_name: str, decision: Decision, marks: _Marks) -> ActionChunk:
         chunk, self._blank = self._blank or self._blank_chunk(), None
         chunk.session, chunk.sequence = session_name, decision.index
         chunk.horizon, chunk.action_dim = decision.actions.shape
@@ -333,6 +331,8 @@ class Decider:
             turn = self._engine.session(session_name).turn - 1
             self._episode(session_name).begin(now_ns, turn)
         chunk.first_action_stamp = first
+        # Of unknown age is as old as can be.
+        oldest_ns = min(decision.stamps_ns.values(), default=0)
         chunk.observation_age = duration_message(now_ns - oldest_ns)
         chunk.inference_time = duration_message(marks.decided - marks.start)
         chunk.generated = time_message(now_ns)

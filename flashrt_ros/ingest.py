@@ -22,15 +22,19 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 UNMADE: Mapping[Sample, Any] = MappingProxyType({})
 
 Choice = dict[str, Sample]  # input name -> the sample to use
+_ASK_A_FORK = (
+    "decide without reuse_context, or fork the session and ask the fork, whose chunks are returned"
+    " only"
+)
+LOOK_ANEW = "decide without reuse_context, which waits for such a sample"
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """An observation, the stamp of each input in it and of the oldest one (its own stamp is that of
-    the newest), that of its newest image, and the inputs that it does without."""
+    """An observation (its own stamp is that of the newest input, and it tells those of all), the
+    stamp of the oldest one, that of its newest image, and the inputs that it does without."""
 
     observation: Observation
-    stamps_ns: Mapping[str, int]
     oldest_stamp_ns: int
     newest_image_ns: int
     masked: tuple[str, ...] = ()
@@ -117,8 +121,8 @@ class Ingest:
         newest_ns, oldest_ns = max(stamps.values()), min(stamps.values())
         image_ns = max(stamps[c.name] for c in self.cameras if c.name in choice)
         names = tuple(item.name for item in masked)
-        observation = Observation(views, state, newest_ns)
-        return Gathered(observation, stamps, oldest_ns, image_ns, names)
+        observation = Observation(views, state, newest_ns, stamps)
+        return Gathered(observation, oldest_ns, image_ns, names)
 
     def choose(
         self, now_ns: int, not_before: Mapping[str, int] = NOTHING
@@ -178,24 +182,33 @@ class Ingest:
 
         Raises:
             StaleInputError: an input is missing that stops the node by that, or a sample is too
-                old for its input by now.
+                old for its input by now, or nobody knows how old.
         """
         if stopping := self.stopping(now_ns):
             raise self.stale_error(stopping, now_ns)
+        if unknown := self._unknown(stamps_ns):
+            allowed = self.inputs[unknown[0]].max_age_ns if unknown[0] in self.inputs else None
+            expected = "an input of this node" if allowed is None else _at_most(allowed)
+            raise _kept_error(unknown, expected, "one of unknown age", _ASK_A_FORK)
         old = [name for name in stamps_ns if not self.inputs[name].usable(stamps_ns[name], now_ns)]
-        if not old:
-            return
-        first = min(old, key=stamps_ns.__getitem__)
-        age = in_seconds(now_ns - stamps_ns[first])
-        error = StaleInputError(
-            f"context that is kept, its sample of input '{first}'",
-            expected=f"one of at most {in_seconds(self.inputs[first].max_age_ns)}",
-            got=f"one of {age}",
-            remedy="decide without reuse_context, or fork the session and ask the fork, whose"
-            " chunks are returned only",
-        )
-        error.inputs = tuple(old)
-        raise error
+        if old:
+            old.sort(key=stamps_ns.__getitem__)
+            expected = _at_most(self.inputs[old[0]].max_age_ns)
+            age = in_seconds(now_ns - stamps_ns[old[0]])
+            raise _kept_error(old, expected, f"one of {age}", _ASK_A_FORK)
+
+    def _unknown(self, stamps_ns: Mapping[str, int]) -> list[str]:
+        """Inputs of an observation whose age nobody knows: what came from elsewhere (a capsule) may
+        tell no stamps, or those of other inputs than this node has.
+        """
+        foreign = [name for name in stamps_ns if name not in self.inputs]
+        # A camera that may be masked has no stamp where it was.
+        maskable = {name for name, item in self.inputs.items() if item.on_missing == HOLD}
+        needed = self.inputs.keys() - maskable if stamps_ns else self.inputs
+        return [
+            *(name for name in self.inputs if name in needed and name not in stamps_ns),
+            *foreign,
+        ]
 
     def stale_error(self, stale: Sequence[Input], now_ns: int) -> StaleInputError:
         """The error that explains ``stale`` inputs."""
@@ -263,3 +276,41 @@ class Ingest:
         yield from self.cameras
         if self.joints:
             yield self.joints
+
+
+def require_stamped(
+    stamps_ns: Mapping[str, int], not_before: Mapping[str, int], remedy: str = LOOK_ANEW
+) -> None:
+    """Check that a context which is kept was made of samples that are stamped at least so.
+
+    Args:
+        stamps_ns: input name -> the stamp of its sample; none where it is masked or unknown.
+        not_before: input name -> the least stamp (ns) that will do.
+        remedy: what to do where one is not.
+
+    Raises:
+        StaleInputError: one is not.
+    """
+    late = [
+        name
+        for name, least_ns in not_before.items()
+        if name not in stamps_ns or stamps_ns[name] < least_ns
+    ]
+    if not late:
+        return
+    got = "none of a known stamp"
+    if late[0] in stamps_ns:
+        got = f"one stamped {in_seconds(not_before[late[0]] - stamps_ns[late[0]])} before it"
+    raise _kept_error(late, "one stamped at not_before or later", got, remedy)
+
+
+def _at_most(age_ns: int) -> str:
+    return f"one of at most {in_seconds(age_ns)}"
+
+
+def _kept_error(names: Sequence[str], expected: str, got: str, remedy: str) -> StaleInputError:
+    """The error about samples in a context that is kept; the first one is told of."""
+    what = f"context that is kept, its sample of input '{names[0]}'"
+    error = StaleInputError(what, expected=expected, got=got, remedy=remedy)
+    error.inputs = tuple(names)
+    return error

@@ -20,7 +20,7 @@ from flashrt_core.engine import describe
 from flashrt_core.errors import FlashRTError
 from flashrt_core.load import MAIN, load
 from flashrt_core.session import Session
-from flashrt_ros.clock_jumps import on_jumps, told
+from flashrt_ros.clock_jumps import forget, on_jumps, told
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.edge_log import EdgeLog
 from flashrt_ros.errors import BusyError, StaleInputError, WrongStateError
@@ -376,8 +376,8 @@ class Runtime:
         self._fresh.cancel()
         if self.execution is not None:
             self.execution.forget()
-        if self.decider.episode is not None:  # when its rows end is no longer known
-            self.worker.submit(self.decider.begin_anew, lambda _outcome: None, urgent=True)
+        work = partial(forget, self.decider, self.session.engine)
+        self.worker.submit(work, lambda _outcome: None, urgent=True)
         self.statistics.count("clock_jumps")
         self.node.get_logger().warning(told(jump, self._timer is not None))
 

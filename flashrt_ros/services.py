@@ -109,7 +109,7 @@ async def _restore(runtime: Runtime, request: Any, response: Any) -> None:
     def work() -> None:
         session = _session(runtime, request)
         session.restore(request.name)
-        runtime.decider.forget_ages(session.name)
+        runtime.decider.forget_chunk(session.name)
         runtime.restored |= session.name == MAIN
         runtime.view_engine()
 
@@ -122,7 +122,7 @@ async def _fork(runtime: Runtime, request: Any, response: Any) -> None:
         source = request.source_session or MAIN
         if request.capsule:
             engine.fork(request.new_session, capsule=request.capsule)
-            runtime.decider.forget_ages(request.new_session)
+            runtime.decider.forget_chunk(request.new_session)
         else:
             engine.fork(request.new_session, source=source)
             runtime.decider.forked(request.new_session, source)
@@ -153,7 +153,7 @@ async def _drop(runtime: Runtime, request: Any, response: Any) -> None:
             )
         else:
             engine.drop_session(request.name)
-            runtime.decider.forget_ages(request.name)
+            runtime.decider.forget_chunk(request.name)
         runtime.view_engine()
 
     await runtime.run(work)
@@ -199,5 +199,7 @@ def _not_before(runtime: Runtime, request: Any) -> dict[str, int]:
     unknown = [name for name in request.inputs if name not in known]
     if unknown:
         raise InputError("field 'inputs'", expected=f"names of {list(known)}", got=unknown)
+    if twice := sorted({name for name in request.inputs if request.inputs.count(name) > 1}):
+        raise InputError("field 'inputs'", expected="each name once", got=f"{twice} more than once")
     pairs = zip(request.inputs, request.not_before, strict=True)
     return {name: to_ns(stamp) for name, stamp in pairs}

@@ -34,7 +34,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("flashrt_core.session",),
     ("flashrt_core.c_interface.export", "flashrt_core.snapshots"),
     ("flashrt_core.engine",),
-    ("flashrt_core.plan",),
+    ("flashrt_core.plan", "flashrt_core.seats"),
     ("flashrt_core.working_set",),
     ("flashrt_core.resident",),
     ("flashrt_core.past", "flashrt_core.drawing", "flashrt_core.decision"),

@@ -7,9 +7,9 @@
 
 namespace flashrt {
 
-flashrt_status engine_of(flashrt_session *session, Engine *&out) {
-  if (session == nullptr) return fail(FLASHRT_E_ARGUMENT, "session: expected a handle, got null");
-  out = session->engine.load();
+flashrt_status Call::engine(Engine *&out) const {
+  if (session_ == nullptr) return fail(FLASHRT_E_ARGUMENT, "session: expected a handle, got null");
+  out = session_->engine.load();
   return out != nullptr ? FLASHRT_OK
                         : fail(FLASHRT_E_CLOSED, "session: expected an open handle, got one that was closed or taken back");
 }
@@ -37,9 +37,10 @@ flashrt_status reported(flashrt_report *out, const Call &call) {
 
 using flashrt::Engine;
 
-#define FLASHRT_ENGINE(name)   \
-  Engine *name = nullptr;      \
-  FLASHRT_TRY(flashrt::engine_of(session, name))
+#define FLASHRT_ENGINE(name)             \
+  const flashrt::Call calling(session); \
+  Engine *name = nullptr;                \
+  FLASHRT_TRY(calling.engine(name))
 
 extern "C" {
 
@@ -72,7 +73,14 @@ flashrt_status flashrt_act(flashrt_session *session, uint32_t flags, flashrt_rep
 
 flashrt_status flashrt_read_output(flashrt_session *session, uint32_t output, void *data, uint64_t bytes) {
   FLASHRT_ENGINE(engine);
-  return engine->read(session->seat, output, static_cast<uint8_t *>(data), bytes);
+  return engine->read(session->seat, output, 0, static_cast<uint8_t *>(data), bytes);
+}
+
+flashrt_status flashrt_read_output_flags(flashrt_session *session, uint32_t output, uint32_t flags, void *data,
+                                         uint64_t bytes) {
+  FLASHRT_ENGINE(engine);
+  FLASHRT_TRY(flashrt::check_flags(flags));
+  return engine->read(session->seat, output, flags, static_cast<uint8_t *>(data), bytes);
 }
 
 flashrt_status flashrt_snapshot(flashrt_session *session, const char *name) {
@@ -94,7 +102,8 @@ flashrt_status flashrt_fork(flashrt_session *session, const char *capsule, flash
                             flashrt_session **out) {
   FLASHRT_ENGINE(engine);
   Engine *target = engine;
-  if (into != nullptr) FLASHRT_TRY(flashrt::engine_of(into, target));
+  const flashrt::Call there(into);
+  if (into != nullptr) FLASHRT_TRY(there.engine(target));
   return Engine::fork(*engine, session->seat, capsule, *target, name, out);
 }
 

@@ -2,8 +2,10 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "status.hpp"
 
@@ -85,7 +87,7 @@ void Engine::lay_out() {
 }
 
 Engine::~Engine() {
-  for (flashrt_session *handle : handles_) handle->engine.store(nullptr);
+  retire();
   if (device_ == nullptr || device_->enter() != FLASHRT_OK) return;
   for (Desk &desk : desks_) {
     if (desk.inputs != nullptr) device_->free_host(desk.inputs);
@@ -94,12 +96,25 @@ Engine::~Engine() {
   device_->leave();
 }
 
+void Engine::retire() {
+  {
+    std::lock_guard<std::mutex> guard(handles_lock_);  // not that of a call, which may take long
+    retired_ = true;
+    for (flashrt_session *handle : handles_) handle->engine.store(nullptr);
+  }
+  for (flashrt_session *handle : handles_) {
+    while (handle->calls.load() != 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 flashrt_status Engine::open(uint32_t seat, flashrt_session **out) {
   if (out == nullptr) return fail(FLASHRT_E_ARGUMENT, "session: expected a place for the handle, got null");
   if (seat >= plan_.seats || plan_.seat[seat].used == 0) {
     return fail(FLASHRT_E_INDEX, "seat %u: expected one in use, of %u", seat, plan_.seats);
   }
-  auto *handle = new (std::nothrow) flashrt_session{{this}, seat};
+  std::lock_guard<std::mutex> guard(handles_lock_);
+  if (retired_) return fail(FLASHRT_E_CLOSED, "session: expected an engine that is lent, got one that is taken back");
+  auto *handle = new (std::nothrow) flashrt_session{{this}, seat, {0}};
   if (handle == nullptr) return fail(FLASHRT_E_INTERNAL, "session: expected memory for a handle, got none");
   handles_.push_back(handle);
   *out = handle;
@@ -107,6 +122,7 @@ flashrt_status Engine::open(uint32_t seat, flashrt_session **out) {
 }
 
 flashrt_status Engine::end() {
+  retire();
   std::lock_guard<std::mutex> guard(lock_);
   Use use(*this);
   flashrt_status status = use.status();
@@ -164,9 +180,13 @@ flashrt_status Engine::admit(uint32_t index, uint32_t shelf) {
   seat.parked = 0;
   if (stays) return FLASHRT_OK;
   resident = index;
-  Desk &desk = desks_[index];
+  // What another session has overwritten is gone, as in Python: a host that decides on it again says so by writing
+  // it again. What waits for its way there is not.
+  const uint64_t pending = desks_[index].pending;
+  ledger(index).lose_windows(pending);
   for (uint32_t input = 0; input < plan_.inputs; ++input) {
-    if (seat.epochs[input] != 0 && !has(seat.announced, input)) desk.pending |= bit(input);
+    const uint32_t transform = plan_.input[input].transform;
+    if (has(pending, input) && transform != FLASHRT_NONE) bring_vouched(index, plan_.stage[transform].reads_inputs);
   }
   return FLASHRT_OK;
 }
@@ -220,7 +240,9 @@ flashrt_status flashrt_handover_begin(flashrt_handover *plan, flashrt_engine **o
 
 flashrt_status flashrt_handover_open(flashrt_engine *engine, uint32_t seat, flashrt_session **out) {
   if (engine == nullptr) return flashrt::fail(FLASHRT_E_ARGUMENT, "handover: expected an engine, got null");
-  return reinterpret_cast<flashrt::Engine *>(engine)->open(seat, out);
+  auto *own = reinterpret_cast<flashrt::Engine *>(engine);
+  std::lock_guard<std::mutex> guard(own->lock());  // hosts may be forking
+  return own->open(seat, out);
 }
 
 flashrt_status flashrt_handover_end(flashrt_engine *engine) {

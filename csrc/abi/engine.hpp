@@ -21,6 +21,7 @@ class Engine;
 struct flashrt_session {
   std::atomic<flashrt::Engine *> engine;
   uint32_t seat;
+  std::atomic<uint32_t> calls;  // under way
 };
 
 namespace flashrt {
@@ -30,6 +31,7 @@ class Engine {
   static flashrt_status begin(flashrt_handover *plan, std::unique_ptr<Engine> &out);
   ~Engine();
 
+  // With the lock held.
   flashrt_status open(uint32_t seat, flashrt_session **out);
   flashrt_status end();
 
@@ -39,7 +41,7 @@ class Engine {
   flashrt_status run(uint32_t seat, uint32_t stage, uint32_t flags, flashrt_report *report);
   flashrt_status decide(uint32_t seat, flashrt_report *report);
   flashrt_status act(uint32_t seat, uint32_t flags, flashrt_report *report);
-  flashrt_status read(uint32_t seat, uint32_t output, uint8_t *data, uint64_t bytes) const;
+  flashrt_status read(uint32_t seat, uint32_t output, uint32_t flags, uint8_t *data, uint64_t bytes) const;
 
   flashrt_status snapshot(uint32_t seat, const char *name);
   flashrt_status restore(uint32_t seat, const char *name);
@@ -68,6 +70,8 @@ class Engine {
 
   explicit Engine(flashrt_handover &plan) : plan_(plan) {}
 
+  // No handle is of use any more; waits for calls that are under way.
+  void retire();
   flashrt_status prepare();
   flashrt_status claim(uint32_t seat, Desk &desk);
   void lay_out();
@@ -79,6 +83,7 @@ class Engine {
   // All below with the lock held.
   // Makes a session the one whose state the buffers of its set hold: its own, or that of a capsule.
   flashrt_status admit(uint32_t seat, uint32_t shelf = FLASHRT_NONE);
+  void bring_vouched(uint32_t seat, uint64_t inputs);
   flashrt_status send(uint32_t seat);
   flashrt_status replay(uint32_t seat, uint64_t stages, flashrt_report *report);
   // Regions of a seat's buffers to a place, or back. Places: parking slots of the seats, then shelves.
@@ -93,6 +98,8 @@ class Engine {
   flashrt_handover &plan_;
   std::unique_ptr<Device> device_;
   mutable std::mutex lock_;
+  std::mutex handles_lock_;
+  bool retired_ = false;
   std::vector<Desk> desks_;
   std::vector<flashrt_session *> handles_;
   std::vector<uint32_t> order_;        // inputs by address
@@ -101,6 +108,24 @@ class Engine {
   std::vector<uint64_t> staged_place_;
   std::vector<uint8_t> joined_;        // order_[i] follows order_[i - 1] without anything between
   uint64_t input_bytes_ = 0, output_bytes_ = 0, staged_bytes_ = 0;
+};
+
+// A call of a host, as long as it takes: whoever takes the sessions back waits for it.
+class Call {
+ public:
+  explicit Call(flashrt_session *session) : session_(session) {
+    if (session_ != nullptr) ++session_->calls;  // first: who retires the handle then looks for it
+  }
+  ~Call() {
+    if (session_ != nullptr) --session_->calls;
+  }
+  Call(const Call &) = delete;
+  Call &operator=(const Call &) = delete;
+  // E_ARGUMENT or E_CLOSED where there is no engine.
+  flashrt_status engine(Engine *&out) const;
+
+ private:
+  flashrt_session *session_;
 };
 
 // Text of printable ASCII with something visible in it, below FLASHRT_NAME_BYTES.

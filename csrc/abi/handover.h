@@ -112,7 +112,7 @@ typedef struct flashrt_engine flashrt_engine;
 FLASHRT_API uint32_t flashrt_handover_sizes(uint32_t *sizes, uint32_t room);
 FLASHRT_API flashrt_status flashrt_handover_begin(flashrt_handover *plan, flashrt_engine **out);
 FLASHRT_API flashrt_status flashrt_handover_open(flashrt_engine *engine, uint32_t seat, flashrt_session **out);
-/* Waits for the device and retires every handle; no call may be running. */
+/* Retires every handle, and waits for calls that are under way and for the device. */
 FLASHRT_API flashrt_status flashrt_handover_end(flashrt_engine *engine);
 
 #ifdef __cplusplus

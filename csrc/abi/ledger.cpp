@@ -55,9 +55,10 @@ void Ledger::restored() {
   }
 }
 
-void Ledger::lose_windows() {
+void Ledger::lose_windows(uint64_t kept) {
   note(seat_.held);
   for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    if (has(kept, input)) continue;
     if (seat_.held.newer[input] != 0) seat_.announced |= bit(input);
     if (!has(seat_.announced, input)) seat_.epochs[input] = 0;
   }
@@ -85,7 +86,7 @@ flashrt_status Ledger::check(uint32_t stage, bool allow_stale, uint64_t before) 
     if (seat_.epochs[input] == 0) {
       return fail(FLASHRT_E_UNWRITTEN,
                   "stage '%s' reads input '%s': expected a value written for this session, got none since the "
-                  "start or a restore; write the input first",
+                  "start, a restore or a session switch; write the input first",
                   spec.name, name);
     }
   }
@@ -105,6 +106,21 @@ flashrt_status Ledger::check(uint32_t stage, bool allow_stale, uint64_t before) 
     }
   }
   return FLASHRT_OK;
+}
+
+flashrt_status Ledger::check_output(uint32_t output, bool allow_stale) const {
+  const char *name = plan_.output[output].name;
+  uint32_t stage = plan_.stages;
+  while (stage > 0 && !has(plan_.stage[stage - 1].writes_outputs, output)) --stage;
+  if (stage == 0 || !has(seat_.held.made, stage - 1)) {
+    return fail(FLASHRT_E_NOT_MADE, "output '%s': expected a replay that made it, got none since the start, a restore "
+                "or a failure; decide first", name);
+  }
+  const uint32_t input = newer(stage - 1);
+  if (input == FLASHRT_NONE || allow_stale) return FLASHRT_OK;
+  return fail(FLASHRT_E_STALE, "output '%s': expected a result of the current inputs, got one from before the last write of "
+              "'%s'; decide again, or use flashrt_read_output_flags with FLASHRT_ALLOW_STALE",
+              name, plan_.input[input].name);
 }
 
 uint32_t Ledger::validity(uint32_t stage) const {

@@ -24,10 +24,12 @@ class Ledger {
   // The retained results are those of seat.held; every window is absent. What was stale stays so: an input
   // that had changed counts as announced.
   void restored();
-  // The windows are gone, the results are not.
-  void lose_windows();
+  // The windows are gone, but for inputs of `kept` that wait for their way there; the results are not.
+  void lose_windows(uint64_t kept = 0);
   // E_UNWRITTEN or E_STALE unless `stage` may run now, behind the stages of `before` in one replay.
   flashrt_status check(uint32_t stage, bool allow_stale, uint64_t before) const;
+  // E_NOT_MADE or E_STALE unless a result that a stage left in `output` is one to act upon.
+  flashrt_status check_output(uint32_t output, bool allow_stale) const;
   // FLASHRT_ABSENT, FLASHRT_STALE or FLASHRT_CURRENT.
   uint32_t validity(uint32_t stage) const;
   // Whether a transform has to run: all it reads is written, and its result is not of that.

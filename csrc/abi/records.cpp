@@ -9,8 +9,9 @@ namespace {
 // Checks what all of them have in common; `fill` gets the engine and makes today's record.
 template <typename Record, typename Fill>
 flashrt_status record(flashrt_session *session, Record *out, const char *name, const Fill &fill) {
+  const Call calling(session);
   Engine *engine = nullptr;
-  FLASHRT_TRY(engine_of(session, engine));
+  FLASHRT_TRY(calling.engine(engine));
   if (out == nullptr) return fail(FLASHRT_E_ARGUMENT, "%s: expected a place for it, got null", name);
   FLASHRT_TRY(check_size(out->struct_size, kFirstSize<Record>, name));
   Record own{};
@@ -180,8 +181,9 @@ flashrt_status flashrt_get_slot(flashrt_session *session, uint32_t index, flashr
 }
 
 flashrt_status flashrt_find(flashrt_session *session, uint32_t kind, const char *name, uint32_t *index) {
+  const flashrt::Call calling(session);
   Engine *engine = nullptr;
-  FLASHRT_TRY(flashrt::engine_of(session, engine));
+  FLASHRT_TRY(calling.engine(engine));
   if (name == nullptr || index == nullptr) {
     return flashrt::fail(FLASHRT_E_ARGUMENT, "find: expected a name and a place for the index, got null");
   }

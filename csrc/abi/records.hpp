@@ -43,6 +43,4 @@ void give(Record &own, Record *out) {
   std::memcpy(out, &own, own.struct_size);
 }
 
-flashrt_status engine_of(flashrt_session *session, Engine *&out);
-
 }  // namespace flashrt

@@ -76,17 +76,7 @@ flashrt_status Engine::write(uint32_t index, uint32_t input, const uint8_t *data
       desk.vouched |= bit(input);  // the retained product is already that of this value
       return FLASHRT_OK;
     }
-    if (kept) {
-      // Those that were written again before this one, and are in no window since a restore.
-      for (uint32_t other = 0; other < plan_.inputs; ++other) {
-        if (other == input || !has(reads & desk.vouched, other) || seat.epochs[other] != 0) continue;
-        std::memcpy(desk.inputs + input_place_[other], seat.staged_block + staged_place_[other],
-                    seat.held.staged_bytes[other]);
-        desk.lengths[other] = seat.held.staged_bytes[other];
-        desk.pending |= bit(other);
-        ledger(index).written(other);
-      }
-    }
+    if (kept) bring_vouched(index, reads & ~bit(input));
     seat.held.staged &= ~bit(input);  // until the transform has run, the product is of neither value
   }
   std::memcpy(desk.inputs + input_place_[input], data, bytes);
@@ -96,6 +86,20 @@ flashrt_status Engine::write(uint32_t index, uint32_t input, const uint8_t *data
   if (spec.rate == FLASHRT_RATE_OBSERVATION) seat.held.foreign |= FLASHRT_FOREIGN_OBSERVATION;
   ledger(index).written(input);
   return FLASHRT_OK;
+}
+
+// Of `inputs`, those that were written again with the bytes behind a retained result, and are in no window: since
+// a restore, or since another session used the buffers.
+void Engine::bring_vouched(uint32_t index, uint64_t inputs) {
+  flashrt_seat &seat = plan_.seat[index];
+  Desk &desk = desks_[index];
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    if (!has(inputs & desk.vouched & seat.held.staged, input) || seat.epochs[input] != 0) continue;
+    std::memcpy(desk.inputs + input_place_[input], seat.staged_block + staged_place_[input], seat.held.staged_bytes[input]);
+    desk.lengths[input] = seat.held.staged_bytes[input];
+    desk.pending |= bit(input);
+    ledger(index).written(input);
+  }
 }
 
 // Starts copies of what was written to the windows; neighbours go in one.
@@ -246,7 +250,7 @@ flashrt_status Engine::finish(uint32_t index, flashrt_report *report) {
   return FLASHRT_OK;
 }
 
-flashrt_status Engine::read(uint32_t index, uint32_t output, uint8_t *data, uint64_t bytes) const {
+flashrt_status Engine::read(uint32_t index, uint32_t output, uint32_t flags, uint8_t *data, uint64_t bytes) const {
   if (output >= plan_.outputs) return fail(FLASHRT_E_INDEX, "output %u: expected one of %u", output, plan_.outputs);
   if (data == nullptr) return fail(FLASHRT_E_ARGUMENT, "output %u: expected a place, got null", output);
   const flashrt_output &spec = plan_.output[output];
@@ -259,6 +263,7 @@ flashrt_status Engine::read(uint32_t index, uint32_t output, uint8_t *data, uint
     return fail(FLASHRT_E_NOT_MADE, "output '%s': expected a replay that made it, got none since the start, a restore "
                 "or a failure; decide first", spec.name);
   }
+  FLASHRT_TRY(ledger(index).check_output(output, (flags & FLASHRT_ALLOW_STALE) != 0));
   std::memcpy(data, desk.outputs + output_place_[output], spec.bytes);
   return FLASHRT_OK;
 }

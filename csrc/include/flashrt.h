@@ -8,6 +8,9 @@
  * threads at once: sessions of one engine share its device, and a lock puts their work in order. No
  * call may be made by a thread that holds Python's GIL: on the CPU device a replay takes it.
  *
+ * Python may take the sessions back at any time: it waits for calls that are under way, and what is
+ * called later answers E_CLOSED.
+ *
  * Memory. write_input, run_stage, decide, act, read_output, snapshot and restore allocate nothing.
  * Texts and records that a call hands out live until Python takes the sessions back; flashrt_last_error
  * until the next failure in the same thread.
@@ -102,7 +105,7 @@ enum {
   FLASHRT_KIND_REGION = 5, /* of the shape in use */
   FLASHRT_KIND_SLOT = 6    /* by the capsule in it */
 };
-/* Flags of run_stage and act. */
+/* Flags of run_stage, act and read_output_flags. */
 enum { FLASHRT_ALLOW_STALE = 1 }; /* accept results made from older inputs, never missing ones */
 
 typedef struct flashrt_info {
@@ -253,7 +256,8 @@ FLASHRT_API flashrt_status flashrt_select_shape(flashrt_session *session, uint32
 
 /* Keep a value for the next replay: all bytes of the input, or fewer where it may be shorter. What was
  * made from an older value is stale from now on. The same bytes again for a staged input change
- * nothing. E_INDEX, E_BYTES, E_INPUT. */
+ * nothing. Once a replay has taken it, it counts until another session of the same working set has
+ * replayed: then it is written again, or E_UNWRITTEN. E_INDEX, E_BYTES, E_INPUT. */
 FLASHRT_API flashrt_status flashrt_write_input(flashrt_session *session, uint32_t input, const void *data,
                                                uint64_t bytes);
 
@@ -268,9 +272,15 @@ FLASHRT_API flashrt_status flashrt_decide(flashrt_session *session, flashrt_repo
 /* The last stage alone, on the retained results of those before it. Errors as flashrt_decide. */
 FLASHRT_API flashrt_status flashrt_act(flashrt_session *session, uint32_t flags, flashrt_report *report);
 
-/* The output as the last replay left it; exactly its bytes. E_INDEX, E_BYTES, E_NOT_MADE. */
+/* The output as the last replay of this session left it; exactly its bytes. E_STALE once an input that it
+ * was made from has been written again: what was refused to flashrt_act is no result to act upon either.
+ * E_INDEX, E_BYTES, E_NOT_MADE. */
 FLASHRT_API flashrt_status flashrt_read_output(flashrt_session *session, uint32_t output, void *data,
                                                uint64_t bytes);
+
+/* The same; with FLASHRT_ALLOW_STALE also behind newer inputs, for a host that writes the next ones first. */
+FLASHRT_API flashrt_status flashrt_read_output_flags(flashrt_session *session, uint32_t output, uint32_t flags,
+                                                     void *data, uint64_t bytes);
 
 /* Save the retained state under a name of printable ASCII; replaces the session's own capsule of that
  * name. It may return before the device has copied; later work sees it. E_NOT_MADE, E_CAPSULE,

@@ -45,12 +45,12 @@ class Export:
     def close(self) -> None:
         """Give the session back; with the last export of the engine, Python drives again.
 
-        No call of the C interface may be running. DeviceError where what was under way has failed.
-        A second call does nothing.
+        Calls of the C interface that are under way are waited for, and later ones refused.
+        DeviceError where what was under way on the device has failed. A second call does nothing.
         """
-        lent, self._lent = self._lent, None
-        if lent is not None:
-            lent.close(self._name)
+        if self._lent is not None:
+            self._lent.close(self._name)
+        self._lent = None  # behind it: who is interrupted may call again
 
     def __enter__(self) -> Export:
         return self
@@ -68,6 +68,9 @@ def lend(engine: Engine[Any], session: Member) -> Lent:
             got="one with a history",
         )
     lent = engine.lent
+    if isinstance(lent, Lent):
+        lent.finish()
+        lent = engine.lent
     if not isinstance(lent, Lent):
         engine.admit(session)
         engine.lent = lent = Lent(engine)
@@ -92,7 +95,7 @@ class Lent:
             ctypes.c_uint32, [self._seat_of(working.resident) for working in engine.sets]
         )
         self._programs: list[Program] = []
-        self._handle = ctypes.c_void_p()
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p()
         native = engine.device.lend()
         try:
             self._plan = self._handover(native)
@@ -130,19 +133,28 @@ class Lent:
 
     def take_back(self) -> None:
         """Retire all handles; Python drives again, from where the C interface has come."""
-        engine = self._engine
-        if engine.lent is not self:
+        if self._engine.lent is not self:
             return
+        handle, self._handle = self._handle, None  # it ends once
         try:
-            call(self._library, "flashrt_handover_end", self._handle)
+            if handle is not None:
+                call(self._library, "flashrt_handover_end", handle)
         finally:
             # Also where the device failed: then the records say that nothing is retained.
-            engine.device.take_back()
-            traffic = type(engine.traffic)(self._plan.switches, self._plan.moved_bytes)
-            engine.take_back(
-                [self._returned(index) for index in range(len(self._parking))], traffic
-            )
-            engine.store.refill([self._held(index) for index in range(len(self._slots))])
+            self._return()
+
+    def finish(self) -> None:
+        """Take back what an interrupt has left half taken back."""
+        if self._handle is None:
+            self.take_back()
+
+    def _return(self) -> None:
+        """Read the records; only with the last step does Python drive again."""
+        engine = self._engine
+        engine.device.take_back()
+        traffic = type(engine.traffic)(self._plan.switches, self._plan.moved_bytes)
+        engine.capsules.refill([self._held(index) for index in range(len(self._slots))])
+        engine.take_back([self._returned(index) for index in range(len(self._parking))], traffic)
 
     def _handover(self, native: Native) -> records.Handover:
         engine, contract = self._engine, self._engine.contract

@@ -6,20 +6,25 @@ session would refuse as it came is refused here by the same checks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from ..contract import Contract, Update
+from ..contract import Contract, ShapeKey, Update
 from ..devices.base import NUMPY_DTYPES
 from ..errors import CapsuleError, InputError
 from ..limits import COUNTS, STAMPS
-from ..text import check_instruction
+from ..text import check_instruction, check_text
 from .state import Array, HostState
 
 
 class RobotChecks(Protocol):
     """What a policy's processor checks of a prompt and a robot's state."""
+
+    @property
+    def state_dim(self) -> int:
+        """Most numbers that a state has."""
 
     @property
     def relative(self) -> tuple[int, ...]:
@@ -30,6 +35,15 @@ class RobotChecks(Protocol):
 
     def checked_state(self, state: Array | None) -> Array | None:
         """InputError on what is no state of the robot, and on None where the network reads it."""
+
+
+def largest_arrays(contract: Contract, robot: RobotChecks) -> int:
+    """Bytes of the host's arrays in a capsule of a plan, at most."""
+    specs = [spec for spec in contract.inputs if spec.update is Update.STAGED]
+    if contract.history is not None:
+        specs.append(contract.input(contract.history.executed))
+    state = 8 * robot.state_dim  # of whatever numbers
+    return sum(contract.buffer(spec.buffer).nbytes for spec in specs) + state
 
 
 def check_host(contract: Contract, robot: RobotChecks, name: str, host: HostState) -> None:
@@ -50,6 +64,14 @@ def _check_counts(what: str, host: HostState) -> None:
     ):
         if value not in allowed:
             raise CapsuleError(what, expected=f"{each} of {allowed[0]}..{allowed[-1]}", got=value)
+    for name, stamp_ns in host.stamps_ns.items():
+        check_text(f"name of a stamp in {what}", name, error=CapsuleError)
+        if stamp_ns not in STAMPS or stamp_ns > host.stamp_ns:
+            raise _wrong(
+                what,
+                f"stamps up to that of the newest part, {host.stamp_ns}",
+                f"{stamp_ns} of {name!r}",
+            )
 
 
 def _check_robot(robot: RobotChecks, what: str, host: HostState) -> None:
@@ -89,6 +111,55 @@ def _check_staged(contract: Contract, what: str, host: HostState) -> None:
             raise _wrong(what, expected, f"{list(value.shape)} {value.dtype}")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise _wrong(what, f"input {each!r} of finite values", "NaN or infinity")
+        _check_bounds(contract, what, host.shape, f"input {each!r}", spec.buffer, value)
+    if whole_staged(contract, host) is not host:
+        raise _wrong(
+            what,
+            f"all inputs that are staged together, of {sorted(staged)}, or none",
+            sorted(host.staged),
+        )
+
+
+def whole_staged(contract: Contract, host: HostState) -> HostState:
+    """The same without the values of a transform that has further inputs: what it made is kept,
+    and the next observation makes it again. Itself where there are none.
+    """
+    lacking = {
+        spec.transform
+        for spec in contract.inputs
+        if spec.update is Update.STAGED and spec.name not in host.staged
+    }
+    kept = {
+        name: value
+        for name, value in host.staged.items()
+        if contract.input(name).transform not in lacking
+    }
+    return host if len(kept) == len(host.staged) else replace(host, staged=kept)
+
+
+def check_regions(contract: Contract, name: str, host: HostState, payload: Array) -> None:
+    """CapsuleError where numbers of the regions, which ``payload`` has the size of, are none that
+    a stage can work with: it takes them for counts and places without looking at them.
+    """
+    assert host.shape is not None
+    end = 0
+    for region in contract.regions_at(host.shape, contract.age(host.turn)):
+        begin, end = end, end + region.nbytes
+        if region.buffer in contract.bounds.get(host.shape, {}):
+            values = payload[begin:end].view(NUMPY_DTYPES[contract.buffer(region.buffer).dtype])
+            what = f"region {region.name!r}"
+            _check_bounds(contract, f"capsule {name!r}", host.shape, what, region.buffer, values)
+
+
+def _check_bounds(
+    contract: Contract, what: str, shape: ShapeKey, part: str, buffer: str, values: Array
+) -> None:
+    allowed = contract.bounds.get(shape, {}).get(buffer)
+    if allowed is None:
+        return
+    for value in (int(values.min()), int(values.max())):
+        if value not in allowed:
+            raise _wrong(what, f"{part} of {allowed[0]}..{allowed[-1]}", value)
 
 
 def _check_history(contract: Contract, what: str, host: HostState) -> None:
@@ -122,14 +193,32 @@ def _check_lineage(contract: Contract, what: str, host: HostState) -> None:
     if not host.lineage.made:
         raise _wrong(what, "a completed stage that was saved", "none")
     stages = {spec.name: spec for spec in contract.stages}
-    inputs = {spec.name for spec in contract.inputs}
+    newest: dict[str, int] = {}
+    differ = set()
     for stage, epochs in host.lineage.made.items():
-        if stage not in stages or not set(epochs) <= inputs:
+        if stage not in stages or not set(epochs) <= set(contract.absent):
             raise _wrong(
                 what, "a lineage of this contract's stages and inputs", f"{stage!r} of {epochs}"
             )
         if missing := set(stages[stage].requires) - set(host.lineage.made):
             raise _wrong(what, f"all that {stage!r} was made from", f"none of {sorted(missing)}")
+        # An input that is not named would never make it stale.
+        reached = contract.reaching(stages[stage])
+        if set(epochs) != reached:
+            raise _wrong(
+                what, f"{stage!r} made from {sorted(reached)}", f"{sorted(epochs) or 'nothing'}"
+            )
+        for name, epoch in epochs.items():
+            if newest.setdefault(name, epoch) != epoch:
+                differ.add(name)
+            newest[name] = max(newest[name], epoch)
+    newer = host.lineage.newer
+    if old := sorted(name for name in differ | set(newer) if newer.get(name, 0) < newest[name]):
+        raise _wrong(
+            what,
+            "one value of every input, or a newer one that is named",
+            f"stages made from several values of {old}",
+        )
 
 
 def _wrong(what: str, expected: str, got: object) -> CapsuleError:

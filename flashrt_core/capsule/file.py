@@ -15,12 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,13 @@ from ..files import LFS_POINTER, LFS_REMEDY, local_path
 from ..fingerprint import Fingerprint
 from ..freshness import Lineage
 from ..limits import COUNTS, STAMPS
+from .disk import at_once, kind, write_whole
 from .fields import Fields, MalformedError
 from .state import Array, CapsuleImage, CapsuleInfo, HostState, Part
 
-# The first byte is no text, and a copy that "corrects" line ends damages the last ones.
-MAGIC, VERSION = b"\x89FRTC\r\n\n", 1
+# Version 1 had one stamp for all inputs. The first byte is no text, and a copy that "corrects"
+# line ends damages the last ones.
+MAGIC, VERSION = b"\x89FRTC\r\n\n", 2
 #: Far above what a capsule takes: no file is read into memory beyond it.
 LARGEST = 1 << 33
 _LARGEST_HEADER = 1 << 20
@@ -51,31 +53,42 @@ _I64, _U64 = 1 << 63, 1 << 64
 def write_capsule(image: CapsuleImage, path: str | os.PathLike[str]) -> int:
     """Write a capsule to a file, whole or not at all; how many bytes it has.
 
-    CapsuleError where the place cannot be written, or the capsule holds what no file can.
+    CapsuleError where the place cannot be written, memory does not take the file, or the capsule
+    holds what no file can.
     """
     target = _place(path)
     what = f"capsule file {str(target)!r}"
-    pieces = _pieces(image, what)
     try:
-        _write_whole(target.resolve(), pieces)
+        pieces = _pieces(image, what)
+        write_whole(target.resolve(), pieces)
+    except MemoryError as error:
+        raise CapsuleError(what, expected="memory for all of it", got="too little") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
         reason = getattr(error, "strerror", None) or str(error)
         raise CapsuleError(what, expected="a file that can be written", got=reason) from error
     return sum(len(piece) for piece in pieces)
 
 
-def read_capsule(path: str | os.PathLike[str]) -> CapsuleImage:
+def read_capsule(path: str | os.PathLike[str], most: int | None = None) -> CapsuleImage:
     """The capsule in a file; whether it fits a plan is the store's to say.
 
-    CapsuleError where there is none, or the file is cut off, damaged, malformed or newer.
+    Args:
+        path: of the file.
+        most: bytes that regions and arrays of the plan's capsules have; nothing of a file that has
+            more is read.
+
+    CapsuleError where there is none, or the file is too large, cut off, damaged, malformed or
+    newer, or memory does not take it.
     """
     source = _place(path)
     what = f"capsule file {str(source)!r}"
     try:
-        return parse(_read_whole(source, what), what)
+        return parse(_read_whole(source, what, _largest(most)), what)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CapsuleError(what, expected="a file that can be read", got=reason) from error
+    except MemoryError as error:
+        raise CapsuleError(what, expected="memory for all of it", got="too little") from error
 
 
 def parse(data: bytes | bytearray, what: str = "capsule file") -> CapsuleImage:
@@ -83,7 +96,7 @@ def parse(data: bytes | bytearray, what: str = "capsule file") -> CapsuleImage:
 
     CapsuleError as :func:`read_capsule`; ``what`` names the file in it.
     """
-    header_bytes = _check_prefix(data[: _PREFIX.size], len(data), what)
+    header_bytes = _check_prefix(data[: _PREFIX.size], len(data), what, LARGEST)
     content = memoryview(data)[:-_DIGEST]
     if hashlib.sha256(content).digest() != data[-_DIGEST:]:
         raise CapsuleError(
@@ -91,7 +104,11 @@ def parse(data: bytes | bytearray, what: str = "capsule file") -> CapsuleImage:
         )
     start = _PREFIX.size + header_bytes
     try:
-        document = json.loads(bytes(content[_PREFIX.size : start]), parse_constant=_no_number)
+        document = json.loads(
+            bytes(content[_PREFIX.size : start]),
+            parse_constant=_no_number,
+            object_pairs_hook=_each_once,
+        )
         payload = np.frombuffer(content, np.uint8)[start:]
         payload.flags.writeable = False
         return _image(document, payload)
@@ -148,6 +165,7 @@ def _pieces(image: CapsuleImage, what: str) -> list[bytes]:
         "seed": host.seed,
         "decisions": host.decisions,
         "stamp_ns": host.stamp_ns,
+        "stamps_ns": dict(host.stamps_ns),
         "lineage": {stage: dict(epochs) for stage, epochs in host.lineage.made.items()},
         "fingerprint": dict(image.fingerprint.parts),
         "regions": table,
@@ -180,7 +198,8 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
     shape = top.fields("shape")
     key = ShapeKey(*(shape.whole(name, 1, 1 << 31) for name in ShapeKey._fields))
     shape.end()
-    parts, stages = top.fields("fingerprint"), top.fields("lineage")
+    parts, stages, told = (top.fields(n) for n in ("fingerprint", "lineage", "stamps_ns"))
+    stamps_ns = {name: told.whole(name, STAMPS.start, STAMPS.stop) for name in told}
     lineage, newer = {}, {}
     for stage in stages:
         epochs = stages.fields(stage)
@@ -197,6 +216,8 @@ def _image(document: Any, payload: Array) -> CapsuleImage:
         decisions=top.whole("decisions", COUNTS.start, COUNTS.stop),
         stamp_ns=(stamp_ns := top.whole("stamp_ns", STAMPS.start, STAMPS.stop)),
         seen_ns=stamp_ns,
+        stamps_ns=MappingProxyType(stamps_ns),
+        seen_stamps_ns=MappingProxyType(stamps_ns),
         robot_state=arrays.pop((_STATE, ""), None),
         turn=top.whole("turn", 1, COUNTS.stop) if "turn" in document else 0,
         raw=arrays.pop((_RAW, ""), None),
@@ -260,12 +281,30 @@ def _extent(row: Fields, begin: int) -> int:
     return row.whole("nbytes", 0, LARGEST)
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of a name that comes twice every reader would believe another value."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MalformedError(f"field {twice!r} comes twice")
+    return found
+
+
 def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is no number of JSON")
 
 
-def _check_prefix(prefix: bytes | bytearray, size: int, what: str) -> int:
-    """Bytes of the header, once a file of ``size`` bytes may be a capsule of this version."""
+def _largest(payload: int | None) -> int:
+    """Bytes of a file that has so many behind its header, at most."""
+    around = _PREFIX.size + _LARGEST_HEADER + _DIGEST
+    return LARGEST if payload is None else min(LARGEST, around + payload)
+
+
+def _check_prefix(prefix: bytes | bytearray, size: int, what: str, most: int) -> int:
+    """Bytes of the header, once a file of ``size`` bytes, of which there may be ``most``, can be a
+    capsule of this version.
+    """
     if prefix.startswith(LFS_POINTER[: _PREFIX.size]):
         raise CapsuleError(
             what, expected="a capsule", got="a git-lfs pointer to it", remedy=LFS_REMEDY
@@ -280,13 +319,17 @@ def _check_prefix(prefix: bytes | bytearray, size: int, what: str) -> int:
         newer = version > VERSION
         raise CapsuleError(
             what,
-            expected=f"version {VERSION}",
-            got=f"version {version}" + (", a newer one" if newer else ", which is unknown"),
-            remedy="load it with the flashrt that wrote it" if newer else None,
+            expected=f"version {VERSION}, which says how old each input was",
+            got=f"version {version}" + (", a newer one" if newer else ", an older one"),
+            remedy="load it with the flashrt that wrote it" if newer else "save it anew",
         )
-    if stated > LARGEST or size > LARGEST:
-        got = f"{max(stated, size)} bytes"
-        raise CapsuleError(what, expected=f"a capsule of at most {LARGEST} bytes", got=got)
+    if stated > most or size > most:
+        raise CapsuleError(
+            what,
+            expected=f"a capsule of at most {most} bytes",
+            got=f"{max(stated, size)} bytes",
+            remedy="load the policy and the shapes that it was made with",
+        )
     if size != stated:
         got = f"one cut off at {size}" if size < stated else f"{size - stated} bytes behind it"
         raise CapsuleError(what, expected=f"a whole capsule of {stated} bytes", got=got)
@@ -296,14 +339,14 @@ def _check_prefix(prefix: bytes | bytearray, size: int, what: str) -> int:
     return int(header_bytes)
 
 
-def _read_whole(path: Path, what: str) -> bytearray:
+def _read_whole(path: Path, what: str, most: int) -> bytearray:
     """All bytes of a file that may be a capsule; nothing is allocated for any other."""
-    with open(path, "rb", buffering=0, opener=_at_once) as file:
+    with open(path, "rb", buffering=0, opener=at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CapsuleError(what, expected="a file", got=_kind(status.st_mode))
+            raise CapsuleError(what, expected="a file", got=kind(status.st_mode))
         prefix = file.read(_PREFIX.size) or b""
-        _check_prefix(prefix, status.st_size, what)
+        _check_prefix(prefix, status.st_size, what, most)
         data = bytearray(status.st_size)
         data[: len(prefix)] = prefix
         view, place = memoryview(data), len(prefix)
@@ -312,79 +355,3 @@ def _read_whole(path: Path, what: str) -> bytearray:
         if place != len(data):
             raise CapsuleError(what, expected="a file that stays as it is", got="one that shrank")
     return data
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens a file; a pipe that nobody writes to is not waited for."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-
-
-def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file beside ``path``, wait until the disk has it, and only then put it there.
-
-    It belongs to whom the one before it did, who may read it as before.
-    """
-    before = _status(path)
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        raise OSError(None, f"it is {_kind(before.st_mode)}")
-    # A name of its own length: that of ``path`` may be as long as a name can be.
-    part = path.with_name(f".capsule-{secrets.token_hex(8)}.part")
-    try:
-        with open(part, "xb", opener=_for_all if before is None else _for_me) as file:
-            if before is not None:
-                _make_like(file.fileno(), before)
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    _keep_name(path.parent)
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
-def _for_all(path: str, flags: int) -> int:
-    """Opens a new file as the user's mask says."""
-    return os.open(path, flags, 0o666)
-
-
-def _for_me(path: str, flags: int) -> int:
-    """Opens a new file that nobody else reads."""
-    return os.open(path, flags, 0o600)
-
-
-def _make_like(descriptor: int, before: os.stat_result) -> None:
-    """Owner, group and mode of a file that another one takes the place of."""
-    mode, mine = before.st_mode & 0o777, os.fstat(descriptor)
-    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
-        try:
-            os.fchown(descriptor, before.st_uid, before.st_gid)
-        except OSError:  # somebody else's, in a folder of ours
-            mode &= ~0o070  # what its group might do is no right of mine
-    os.fchmod(descriptor, mode)
-
-
-def _keep_name(folder: Path) -> None:
-    """Wait until the disk has the names in a folder: they too outlast a loss of power."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    except OSError:  # one that may be written to, not listed; the file is there already
-        os.sync()
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:  # some file systems keep folders otherwise
-        os.sync()
-    finally:
-        os.close(descriptor)
-
-
-def _kind(mode: int) -> str:
-    return "a folder" if stat.S_ISDIR(mode) else "no regular file"

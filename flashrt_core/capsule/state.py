@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ from ..freshness import Lineage
 
 Array = np.ndarray[Any, Any]
 
+#: Of an observation whose host told the stamp of none of its parts.
+NO_STAMPS: Mapping[str, int] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class HostState:
@@ -31,9 +35,10 @@ class HostState:
 
     Its arrays are copies that nobody can write (:func:`frozen`): a host reuses its own. ``staged``
     holds the last values of staged inputs: their products are in the regions. ``stamp_ns`` is of
-    the observation that the retained context was made from, ``seen_ns`` of the newest. In a policy
-    with a history, ``turn`` counts the decisions of the episode, and ``raw`` are the last one's
-    actions [H, A] as the network gave them.
+    the observation that the retained context was made from, ``seen_ns`` of the newest, and those of
+    their parts, by the host's names, are ``stamps_ns`` and ``seen_stamps_ns``: empty where it told
+    none, so that their ages are unknown. In a policy with a history, ``turn`` counts the decisions
+    of the episode, and ``raw`` are the last one's actions [H, A] as the network gave them.
     """
 
     shape: ShapeKey | None = None
@@ -47,17 +52,25 @@ class HostState:
     turn: int = 0
     raw: Array | None = None
     seen_ns: int = 0
+    stamps_ns: Mapping[str, int] = field(default_factory=lambda: NO_STAMPS)
+    seen_stamps_ns: Mapping[str, int] = field(default_factory=lambda: NO_STAMPS)
 
     def made_of(
         self, lineage: Lineage, contract: Contract, decisions: int | None = None
     ) -> HostState:
         """The same, of what is retained now; behind so many decisions, if that has changed."""
+        current = lineage.current(contract)
         return replace(
             self,
             lineage=lineage,
-            stamp_ns=self.seen_ns if lineage.current(contract) else self.stamp_ns,
+            stamp_ns=self.seen_ns if current else self.stamp_ns,
+            stamps_ns=self.seen_stamps_ns if current else self.stamps_ns,
             decisions=self.decisions if decisions is None else decisions,
         )
+
+    def undated(self) -> HostState:
+        """The same, of parts whose ages nobody knows any more."""
+        return replace(self, stamps_ns=NO_STAMPS, seen_stamps_ns=NO_STAMPS)
 
     def owned(self) -> HostState:
         """The same with arrays of its own, whoever made these."""

@@ -10,65 +10,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace as changed
 
 from torch import Tensor
 
 from ..contract import Contract, ShapeKey
 from ..devices import Device
-from ..devices.transfer import Rows, Transfer
+from ..devices.transfer import Rows
 from ..errors import CapsuleError, CapsuleStoreFullError
 from ..fingerprint import Fingerprint
 from ..text import check_text
-from .checks import RobotChecks, check_host
+from .checks import RobotChecks, check_host, check_regions, largest_arrays, whole_staged
 from .file import read_capsule, write_capsule
+from .held import Held, Slot
 from .state import CapsuleImage, CapsuleInfo, HostState, Place, RegionCopier, SlotCopier
+
+__all__ = ["CapsuleStore", "Held", "Slot"]
 
 #: Kept, since an enumeration looks its members up.
 _DEVICE, _HOST = Place.DEVICE, Place.HOST
 _OPTION = {_DEVICE: "capsule_slots", _HOST: "host_slots"}
-
-
-@dataclass(slots=True)
-class Held:
-    """A capsule and the slot that it fills.
-
-    A snapshot over an older one changes it in place, which takes less than to make another: a robot
-    waits for both.
-    """
-
-    name: str
-    session: str
-    fingerprint: str
-    place: Place
-    slot: Tensor
-    host: HostState
-    nbytes: int
-    created_ns: int
-    told: CapsuleInfo | None = None  # as long as it is true
-    copier: RegionCopier | None = None  # that saved it last, and
-    saving: Transfer | None = None  # how; None where the next time may be another
-
-    def info(self) -> CapsuleInfo:
-        """What is told of it."""
-        if self.told is None:
-            host = self.host
-            self.told = CapsuleInfo(
-                self.name,
-                self.session,
-                self.fingerprint,
-                self.nbytes,
-                self.created_ns,
-                host.decisions,
-                host.prompt,
-                host.stamp_ns,
-                self.place,
-            )
-        return self.told
-
-
-#: Where it is, its memory, and the capsule in it.
-Slot = tuple[Place, Tensor, Held | None]
 
 
 class CapsuleStore:
@@ -103,8 +64,11 @@ class CapsuleStore:
         self._slots = SlotCopier(device, contract)
         self._fingerprint = fingerprint
         self._digest = fingerprint.digest
-        self._free = {_DEVICE: list(slots), _HOST: list(host_slots)}
+        # Which slots are free follows from this alone. An interrupt may come between any two steps:
+        # a slot is given up by the one that forgets its capsule, and taken by the one that adds it.
         self._held: dict[str, Held] = {}
+        self._all = {_DEVICE: tuple(slots), _HOST: tuple(host_slots)}
+        self._spare = {place: list(all_of) for place, all_of in self._all.items()}  # free, not all
         # By the identity of the slots, as in RegionCopier.
         self._forks = {
             (id(slot), id(seat), nbytes): device.plan([Rows(seat, slot, nbytes)])
@@ -112,6 +76,7 @@ class CapsuleStore:
             for seat in parking
             for nbytes in self._slots.sizes
         }
+        self._most = contract.region_bytes() + largest_arrays(contract, robot)
         self.capacity, self.host_capacity = len(slots), len(host_slots)
 
     def __len__(self) -> int:
@@ -121,8 +86,9 @@ class CapsuleStore:
         """A store of one slot, one of those here, that goes through everything, the start of a copy
         as well, and copies nothing: only to be saved to and forked from.
         """
-        slots = self._free[_DEVICE][:1]
-        store = CapsuleStore(self._device, self._contract, self._fingerprint, self._robot, slots)
+        slots, check_here = self._all[_DEVICE][:1], self._check_here
+        plan = (self._contract, self._fingerprint, self._robot)
+        store = CapsuleStore(self._device, *plan, slots, check_here=check_here)
         store._start = lambda planned: self._device.transfer(self._device.idle)
         store._forks = self._forks
         return store
@@ -168,6 +134,7 @@ class CapsuleStore:
         session; a new one takes a slot of the device. Raises CapsuleError on a bad name, a foreign
         capsule or a session with nothing to save, and CapsuleStoreFullError when no slot is free.
         """
+        self._check_here("capsules")
         shape = host.shape
         if shape is None or not host.lineage.made:
             raise CapsuleError(
@@ -185,29 +152,26 @@ class CapsuleStore:
         saving = held.saving
         if saving is None or held.copier is not copier or held.host.shape is not shape or host.turn:
             saving = copier.saving(shape, held.slot, host.turn)
-        try:
-            self._start(saving)
-            # The device copies meanwhile.
-            held.copier, held.saving = copier, None if host.turn else saving
-            held.host, held.nbytes = host, copier.nbytes(shape, host.turn)
-            held.created_ns, held.told = time.time_ns(), None
-            self._held.pop(name, None)  # the order is that in which they came
-            self._held[name] = held
-        except BaseException:
-            self._held.pop(name, None)
-            self._free[held.place].append(held.slot)
-            raise
-        return held.info()
+        self._held.pop(name, None)  # from here on it is not what it was
+        self._start(saving)
+        # The device copies meanwhile.
+        held.copier, held.saving = copier, None if host.turn else saving
+        held.host, held.nbytes = host, copier.nbytes(shape, host.turn)
+        held.created_ns, held.told = time.time_ns(), None
+        info = held.info()
+        self._held[name] = held  # behind all others: the order is that in which they came
+        return info
 
     def fork(self, held: Held, seat: Tensor) -> None:
         """Copy what a capsule holds into the slot of a session."""
+        self._check_here("capsules")
         self._start(self._forks[id(held.slot), id(seat), held.nbytes])
 
     def drop(self, name: str) -> None:
         """Free the slot of ``name``; CapsuleError when unknown."""
         held = self.find(name)
-        self._free[held.place].append(held.slot)
         del self._held[name]
+        self._spare[held.place].append(held.slot)
 
     def to_host(self, name: str) -> CapsuleInfo:
         """Move a capsule into the host's memory, which frees its slot of the device.
@@ -226,10 +190,16 @@ class CapsuleStore:
         held = self.find(name)
         parts = self._slots.parts(_shape(held.host), held.host.turn)
         payload = self._device.read(held.slot[: held.nbytes])
-        return CapsuleImage(held.info(), self._fingerprint, held.host, parts, payload)
+        host = whole_staged(self._contract, held.host)
+        return CapsuleImage(held.info(), self._fingerprint, host, parts, payload)
 
-    def adopt(self, image: CapsuleImage) -> CapsuleInfo:
+    def adopt(self, image: CapsuleImage, *, replace: bool = False) -> CapsuleInfo:
         """Take in a capsule that another store of the same plan exported.
+
+        Args:
+            image: the capsule.
+            replace: whether it takes the place of one that is here under its name, of the same
+                session. What comes from another robot may have any name.
 
         Raises:
             CapsuleError: it names the parts of the plan, the region, the size or the host's value
@@ -243,87 +213,99 @@ class CapsuleStore:
                 f"capsule {name!r}",
                 expected=f"plan {self._fingerprint.digest[:12]}",
                 got=f"plan {image.fingerprint.digest[:12]}, which differs in {different}",
-                remedy="restore it where it was made, or load the same policy, weights and shapes",
+                remedy="restore it where it was made, or load the same policy, weights, "
+                "shapes and threads",
             )
-        check_host(self._contract, self._robot, name, image.host)
-        shape = _shape(image.host)
-        turn = image.host.turn
-        parts, size = self._slots.parts(shape, turn), self._slots.nbytes(shape, turn)
+        self._check(image)
+        check_text("session name", image.info.session, error=CapsuleError)
+        size = image.payload.nbytes
+        host = image.host.owned()
+        session = image.info.session
+        old = self._held.get(name) if isinstance(name, str) else None
+        if old is None or old.session != session:
+            self._check_free(name, old)
+            place, slot = _DEVICE, self._take(name, _DEVICE)
+        elif not replace:
+            raise CapsuleError(
+                f"capsule {name!r}",
+                expected="a name that is free",
+                got="one that a capsule here has",
+                remedy="choose another name, drop that capsule, or pass replace=True",
+            )
+        else:
+            place, slot = old.place, old.slot
+        held = Held(name, session, self._digest, place, slot, host, size, image.info.created_ns)
+        self._held.pop(name, None)  # from here on the slot is not what it was
+        self._device.write(slot[:size], image.payload)
+        info = held.info()
+        self._held[name] = held
+        return info
+
+    def write_file(self, name: str, path: str | os.PathLike[str]) -> int:
+        """Write a capsule to a file, whole or not at all; how many bytes it has.
+
+        CapsuleError when the capsule is unknown, when no store would take it in again (a host wrote
+        windows that no stage can work with), or the file cannot be written.
+        """
+        image = self.export(name)
+        self._check(image)
+        return write_capsule(image, path)
+
+    def read_file(
+        self, path: str | os.PathLike[str], name: str | None = None, *, replace: bool = False
+    ) -> CapsuleInfo:
+        """Take in a capsule from a file.
+
+        Args:
+            path: that :meth:`write_file` wrote, here or elsewhere.
+            name: to hold it under; None keeps its own.
+            replace: as of :meth:`adopt`.
+
+        CapsuleError where the file is none, damaged, cut off or larger than a capsule of this plan
+        can be, or as :meth:`adopt`; nothing changes then.
+        """
+        self._check_here("capsules")
+        image = read_capsule(path, self._most)
+        if name is not None:
+            image = changed(image, info=image.info._replace(name=name))
+        return self.adopt(image, replace=replace)
+
+    def _check(self, image: CapsuleImage) -> None:
+        """CapsuleError where a capsule is none that a session of this plan could have saved."""
+        name, host = image.info.name, image.host
+        check_host(self._contract, self._robot, name, host)
+        shape = _shape(host)
+        parts, size = self._slots.parts(shape, host.turn), self._slots.nbytes(shape, host.turn)
         if image.regions != parts or image.payload.nbytes != size:
             raise CapsuleError(
                 f"capsule {name!r}",
                 expected=f"regions {_told(parts)}, {size} bytes",
                 got=f"{_told(image.regions)}, {image.payload.nbytes} bytes",
             )
-        check_text("session name", image.info.session, error=CapsuleError)
-        host = image.host.owned()
-        session = image.info.session
-        held = self._held.get(name) if isinstance(name, str) else None
-        if held is None or held.session != session:
-            self._check_free(name, held)
-        place = _DEVICE if held is None else held.place
-        slot = self._take(name, place) if held is None else held.slot
-        self._held.pop(name, None)
-        try:
-            self._device.write(slot[:size], image.payload)
-        except BaseException:
-            self._free[place].append(slot)
-            raise
-        created_ns = image.info.created_ns
-        held = Held(name, session, self._digest, place, slot, host, size, created_ns)
-        self._held[name] = held
-        return held.info()
-
-    def write_file(self, name: str, path: str | os.PathLike[str]) -> int:
-        """Write a capsule to a file, whole or not at all; how many bytes it has.
-
-        CapsuleError when the capsule is unknown or the file cannot be written.
-        """
-        return write_capsule(self.export(name), path)
-
-    def read_file(self, path: str | os.PathLike[str], name: str | None = None) -> CapsuleInfo:
-        """Take in a capsule from a file.
-
-        Args:
-            path: that :meth:`write_file` wrote, here or elsewhere.
-            name: to hold it under; None keeps its own.
-
-        CapsuleError where the file is none, damaged or cut off, or as :meth:`adopt`; nothing
-        changes then.
-        """
-        self._check_here("capsules")
-        image = read_capsule(path)
-        if name is not None:
-            image = replace(image, info=image.info._replace(name=name))
-        return self.adopt(image)
+        check_regions(self._contract, name, host, image.payload)
 
     def slots(self) -> tuple[Slot, ...]:
         """Every slot and what it holds, for who keeps the store meanwhile."""
         full = ((held.place, held.slot, held) for held in self._held.values())
-        return (*full, *((place, slot, None) for place in Place for slot in self._free[place]))
+        return (*full, *((place, slot, None) for place in Place for slot in self._free(place)))
 
     def refill(self, slots: Sequence[Slot]) -> None:
         """The same slots as they are now; the opposite of :meth:`slots`."""
-        self._free = {
-            place: [slot for where, slot, held in slots if where is place and held is None]
-            for place in Place
-        }
         full = sorted((held for *_, held in slots if held), key=lambda held: held.created_ns)
-        self._held = {held.name: held for held in full}
+        held = {each.name: each for each in full}
+        self._spare, self._held = {place: [] for place in Place}, held
 
     def _move(self, name: str, place: Place) -> CapsuleInfo:
         held = self.find(name)
-        left = held.place
-        if left is not place:
-            slot = self._take(name, place)
-            try:
-                self._slots.copy_slot(_shape(held.host), held.slot, slot, held.host.turn)
-            except BaseException:
-                self._free[place].append(slot)
-                raise
-            self._free[left].append(held.slot)
-            held.place, held.slot, held.told, held.saving = place, slot, None, None
-        return held.info()
+        if held.place is place:
+            return held.info()
+        slot = self._take(name, place)
+        self._slots.copy_slot(_shape(held.host), held.slot, slot, held.host.turn)
+        moved = changed(held, place=place, slot=slot, told=None, saving=None)
+        info = moved.info()
+        self._held[name] = moved
+        self._spare[held.place].append(held.slot)
+        return info
 
     def _check_free(self, name: str, held: Held | None) -> None:
         """CapsuleError on what is no name, and on that of a capsule of another session."""
@@ -338,7 +320,13 @@ class CapsuleStore:
         )
 
     def _take(self, name: str, place: Place) -> Tensor:
-        if not self._free[place]:
+        """A free slot of a place; CapsuleStoreFullError without one. Where no capsule comes into it
+        it is found again.
+        """
+        spare = self._spare[place]
+        if not spare:
+            spare += self._free(place)
+        if not spare:
             there = sorted(n for n, held in self._held.items() if held.place is place)
             raise CapsuleStoreFullError(
                 f"capsule {name!r}",
@@ -346,7 +334,12 @@ class CapsuleStore:
                 got=f"{len(there)} of {len(there)} in use: {there}",
                 remedy=f"drop a capsule or raise {_OPTION[place]}",
             )
-        return self._free[place].pop()
+        return spare.pop()
+
+    def _free(self, place: Place) -> Sequence[Tensor]:
+        """All slots of a place that no capsule is in."""
+        used = {id(held.slot) for held in self._held.values()}
+        return [slot for slot in self._all[place] if id(slot) not in used]
 
 
 def _nothing(what: str) -> None:

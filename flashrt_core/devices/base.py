@@ -67,6 +67,7 @@ class Device(Protocol):
     name: str  # as in the ``device`` option
     arch: str  # part of the fingerprint
     library: str  # digest of the kernels, part of the fingerprint
+    execution: Mapping[str, str]  # what else bits depend on: further parts of the fingerprint
     idle: Transfer  # copies nothing, and nothing waits for it: to rehearse how one is started
 
     def allocate(self, specs: Iterable[BufferSpec]) -> dict[str, Tensor]:

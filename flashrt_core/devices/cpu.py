@@ -8,7 +8,8 @@ Python decision of the stage repeated at replay.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -59,7 +60,9 @@ class CpuDevice:
     """Executes ops by their references in this process.
 
     Args:
-        threads: torch intra-op threads; 0 leaves torch's own choice. Process-wide, as torch has it.
+        threads: torch intra-op threads; 0 leaves torch's own choice. Process-wide, as torch has it,
+            but every replay has those that there were here: in how many pieces torch adds up a sum
+            depends on them, and so do the last bits.
         place: where torch computes. On a GPU this is a slow device that shares no kernel with the
             real one: what qualification at true size compares with.
     """
@@ -68,10 +71,15 @@ class CpuDevice:
         if threads > 0:
             torch.set_num_threads(threads)
         in_float32(place)
+        self._threads = torch.get_num_threads()
         self._place = torch.device(place)
         self.name = "cpu" if self._place.type == "cpu" else f"reference_{self._place.type}"
         self.arch = f"{self._place.type}-{platform.machine()}"
         self.library = f"torch-{torch.__version__}"
+        self.execution: Mapping[str, str] = {}
+        if self._place.type == "cpu":
+            instructions = torch.backends.cpu.get_cpu_capability()
+            self.execution = {"threads": str(self._threads), "instructions": instructions}
         self.idle: Transfer = CpuTransfer((), ())
         self._arena: Tensor | None = None
         self._host_arena: Tensor | None = None
@@ -140,7 +148,7 @@ class CpuDevice:
                 expected="a program it captured",
                 got=type(program).__name__,
             )
-        with torch.inference_mode():
+        with _threads(self._threads), torch.inference_mode():
             for name, calls in program.calls:
                 start = perf_counter()
                 for call in calls:
@@ -230,6 +238,22 @@ class CpuDevice:
     def close(self) -> None:
         """Drop the arenas; views that are still held keep them alive."""
         self._arena = self._host_arena = None
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads of torch, whoever calls: a thread that is new to torch would begin with as
+    many as the machine has.
+    """
+    before = torch.get_num_threads()  # which makes torch known to the calling thread
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _rows(buffer: Tensor, copy: Rows, offset: int, pitch: int) -> Tensor:

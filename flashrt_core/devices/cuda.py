@@ -6,7 +6,7 @@ cuBLASLt. Nothing is allocated, captured or compiled by write, replay, read, tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -128,6 +128,7 @@ class CudaDevice:
         kernels = KernelLibrary(self.driver, image)
         opened.callback(kernels.close)
         self.library = f"{kernels.digest}-cublaslt-{version}"
+        self.execution: Mapping[str, str] = {}
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream, aside = (self.driver.stream(opened, int(flags)) for _ in range(2))
         self._copier = Copier(self.driver, kernels, self._stream, aside)

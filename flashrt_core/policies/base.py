@@ -46,11 +46,15 @@ class Observation:
             where the plan was loaded for that.
         state: [state_dim] float32 in robot units, or None for a policy that takes none.
         stamp_ns: time of the newest part, nanoseconds.
+        stamps_ns: time of each part, by whatever names the host has for them, none of them later
+            than ``stamp_ns``. They go where the context goes, into capsules and forks; empty: how
+            old each part is will be unknown there.
     """
 
     images: Mapping[str, Array | Frame | Prepared]
     state: Array | None = None
     stamp_ns: int = 0
+    stamps_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 def as_array(what: str, value: object) -> Array:

@@ -5,7 +5,7 @@ A policy's state, where it takes one as numbers, is an input of its own.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Protocol
 
 from ..contract import BufferSpec, DType, InputSpec, OutputSpec, Rate, Role, Update
@@ -187,6 +187,11 @@ def _guidance(config: Sizes) -> Iterator[InputSpec]:
     for name in guidance_inputs(config):
         unit, doc = docs[name]
         yield InputSpec(name, name, chunk, DType.F32, Update.SWAP, Rate.CHUNK, unit=unit, doc=doc)
+
+
+def prompt_bounds(vocab: int, bucket: int) -> Mapping[str, range]:
+    """What a prompt's windows may hold, of a network that knows ``vocab`` tokens, in a bucket."""
+    return {"prompt_tokens": range(vocab), "prompt_length": range(bucket + 1)}
 
 
 def outputs(config: Sizes) -> tuple[OutputSpec, ...]:

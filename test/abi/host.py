@@ -93,14 +93,21 @@ class Host:
 
     def read(self, shape: tuple[int, ...] = (2, 3), name: str = "actions") -> Array:
         """An output of float32."""
-        value = np.empty(shape, np.float32)
-        self.do(
-            "read_output",
-            self.find("output", name),
-            value.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_uint64(value.nbytes),
-        )
+        status, value = self.try_read(shape, name)
+        if status:
+            raise RefusedError(f"read_output: {status}: {self.error()}")
         return value
+
+    def try_read(
+        self, shape: tuple[int, ...] = (2, 3), name: str = "actions", flags: int | None = None
+    ) -> tuple[int, Array]:
+        """Status of a read, and what was read: with flags where there are any."""
+        value = np.zeros(shape, np.float32)
+        place = value.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(value.nbytes)
+        index = self.find("output", name)
+        if flags is None:
+            return self.call("read_output", index, *place), value
+        return self.call("read_output_flags", index, ctypes.c_uint32(flags), *place), value
 
     def fork(self, name: str, capsule: str | None = None, into: Host | None = None) -> Host:
         """Another handle, of a session that goes on from here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,3 +161,136 @@ def test_the_stamp_is_that_of_the_context(main: Session) -> None:
     assert main.act().stamp_ns == 5
     main.restore("before")
     assert main.act(allow_stale=True).stamp_ns == 3
+
+
+class TestResults:
+    """What may be read: the result of the inputs as they are, as ``Session.read`` has it."""
+
+    def refused(self, host: Host, status: int, said: str) -> None:
+        found, value = host.try_read()
+        assert (found, value.any()) == (status, False) and said in host.error()
+
+    def test_of_older_inputs_only_when_asked(self, host: Host) -> None:
+        assert acts_on(host, 3)
+        expected = host.read()
+        for name, value in (
+            ("image", image(5)),
+            ("noise", NOISE + 1),
+            ("tokens", np.array([98, 0, 0, 0], np.int32)),
+        ):
+            assert host.write(name, value) == api.OK
+            self.refused(host, api.STALE, "one from before the last write of")
+            status, value = host.try_read(flags=1)
+            assert status == api.OK and np.array_equal(value, expected)
+            assert host.try_read(flags=0)[0] == api.STALE
+            assert host.try_read(flags=2)[0] == api.ARGUMENT
+        assert host.act() == api.STALE, "and what it was refused for stays so"
+        self.refused(host, api.STALE, "decide again, or use flashrt_read_output_flags")
+        assert host.decide() == api.OK and not np.array_equal(host.read(), expected)
+
+    def test_the_same_tokens_change_nothing(self, host: Host) -> None:
+        assert acts_on(host, 3)
+        expected = host.read()
+        assert host.write("tokens", np.array([97, 98, 0, 0], np.int32)) == api.OK
+        assert np.array_equal(host.read(), expected)
+
+    def test_none_is_none_whatever_is_asked(self, host: Host) -> None:
+        def none_of_it(session: Host) -> None:
+            self.refused(session, api.NOT_MADE, "decide first")
+            assert session.try_read(flags=1)[0] == api.NOT_MADE
+
+        none_of_it(host)  # made by Python
+        assert acts_on(host, 3)
+        host.do("snapshot", b"mark")
+        none_of_it(host.fork("branch"))
+        none_of_it(host.fork("twig", "mark"))
+        host.do("restore", b"mark")
+        none_of_it(host)
+        assert acts_on(host, 3)
+        host.do("select_shape", 1)
+        none_of_it(host)
+
+    def test_nor_in_python_what_c_left(self, main: Session) -> None:
+        with main.export() as export:
+            assert acts_on(Host(export), 3)
+        with pytest.raises(StaleStateError, match="a result of this session"):
+            main.read("actions")
+
+
+class TestBehindAnotherSession:
+    """What a replay took is gone with the buffers, as in Python; what waits is not."""
+
+    @pytest.fixture
+    def pair(self, main: Session) -> Iterator[tuple[Host, Host]]:
+        with main.export() as export:
+            host = Host(export)
+            yield host, host.fork("other")
+
+    def decided(self, host: Host, value: int) -> None:
+        assert host.write("image", image(value)) == host.write("noise", NOISE) == api.OK
+        assert host.decide() == api.OK, host.error()
+
+    def test_nothing_new_is_nothing_to_decide_on(self, pair: tuple[Host, Host]) -> None:
+        host, other = pair
+        self.decided(host, 5)
+        assert host.decide() == api.OK, "nobody came between"
+        self.decided(other, 6)
+        assert host.decide() == api.UNWRITTEN
+        assert "'image'" in host.error() and "a session switch" in host.error()
+        assert host.write("image", image(5)) == api.OK
+        assert host.decide() == api.UNWRITTEN and "'noise'" in host.error()
+        assert host.write("noise", NOISE) == host.decide() == api.OK
+        assert np.array_equal(host.read(), toy.expected(5, "ab", NOISE).astype(np.float32))
+
+    def test_the_last_stage_needs_new_noise_alone(self, pair: tuple[Host, Host]) -> None:
+        host, other = pair
+        self.decided(host, 5)
+        self.decided(other, 6)
+        assert host.act() == api.UNWRITTEN and "'noise'" in host.error()
+        assert acts_on(host, 5) and host.try_read()[0] == api.OK
+
+    def test_its_own_result_is_still_there(self, pair: tuple[Host, Host]) -> None:
+        host, other = pair
+        self.decided(host, 5)
+        self.decided(other, 6)
+        assert np.array_equal(host.read(), toy.expected(5, "ab", NOISE).astype(np.float32))
+
+    def test_what_waits_is_not_lost(self, pair: tuple[Host, Host]) -> None:
+        host, other = pair
+        self.decided(host, 5)
+        new = np.array([98, 0, 0, 0], np.int32)
+        assert host.write("image", image(7)) == host.write("tokens", new) == api.OK
+        self.decided(other, 6)
+        assert host.act() == api.UNWRITTEN, "noise"
+        assert host.write("noise", NOISE) == api.OK and host.act() == api.STALE
+        self.decided(other, 6)
+        assert host.decide() == api.OK, host.error()
+        assert np.array_equal(host.read(), toy.expected(7, "b", NOISE).astype(np.float32))
+
+    def test_stale_stays_stale(self, pair: tuple[Host, Host]) -> None:
+        """The image was taken to its window by another stage's replay, and lost there."""
+        host, other = pair
+        self.decided(host, 5)
+        assert host.write("image", image(7)) == host.write("noise", NOISE) == api.OK
+        assert host.act(1) == api.OK
+        self.decided(other, 6)
+        assert host.write("noise", NOISE) == api.OK and host.act() == api.STALE
+        assert host.decide() == api.UNWRITTEN and "'image'" in host.error()
+
+    def test_with_buffers_of_its_own_nothing_is_lost(self, library_path: Path) -> None:
+        main = toy.engine(working_sets=2).create_session("main", prompt="ab")
+        main.decide(toy.see(3))
+        with main.export() as export:
+            host = Host(export)
+            other = host.fork("other")
+            self.decided(host, 5)
+            self.decided(other, 6)
+            assert host.decide() == api.OK, host.error()
+
+    def test_as_python_has_it(self) -> None:
+        main = toy.engine().create_session("main", seed=7, prompt="ab")
+        main.decide(toy.see(5))
+        main.engine.fork("other", source="main").decide(toy.see(6))
+        with pytest.raises(StaleStateError, match="'image'.*a session switch"):
+            main.decide()
+        assert main.act().index == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flashrt_core.c_interface import records
-from flashrt_core.session import noise_for
+from flashrt_core.devices import Program
+from flashrt_core.session import Session, noise_for
 from test.abi import host as api
 from test.abi.host import FakeCuda, Host, LentCuda
 from test.core import toy
@@ -101,3 +105,80 @@ def test_a_fork_into_another_engine_of_the_plan(library_path: Path) -> None:
             assert np.array_equal(branch.read(), toy.expected(4, "ab", noise).astype(np.float32))
             branch.do("close")
     assert list(engines[1].sessions) == ["main"]
+
+
+def test_taking_back_waits_for_a_call(main: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call ends as ever, with what it has to work on; what comes later is refused."""
+    device = main.engine.device
+    begun, go, replay = threading.Event(), threading.Event(), device.replay
+
+    def slowly(program: Program, **options: Any) -> None:
+        begun.set()
+        assert go.wait(30.0)
+        replay(program, **options)
+
+    monkeypatch.setattr(device, "replay", slowly)
+    export = main.export()
+    host = Host(export)
+    branch, noise = host.fork("branch"), noise_for(7, 1, (2, 3))
+    host.write("image", np.full((2, 2, 3), 9, np.uint8))
+    host.write("noise", noise)
+    statuses: list[int] = []
+    call = threading.Thread(target=lambda: statuses.append(host.decide()))
+    call.start()
+    assert begun.wait(30.0)
+    close = threading.Thread(target=export.close)
+    close.start()
+    while branch.call("get_fingerprint", ctypes.byref(records.FingerprintRecord())) != api.CLOSED:
+        time.sleep(0.001)
+    assert branch.act() == branch.call("snapshot", b"late") == api.CLOSED
+    assert close.is_alive() and not statuses
+    go.set()
+    close.join()
+    call.join()
+    assert statuses == [api.OK] and main.decisions == 2
+    assert host.decide() == api.CLOSED
+    raw = toy.expected(9, "ab", noise_for(7, 2, (2, 3))).astype(np.float32)
+    assert np.array_equal(main.act().raw, raw)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_taking_back_at_any_moment(library_path: Path, driver: FakeCuda, kind: str) -> None:
+    device = LentCuda(driver) if kind == "cuda" else None
+    engine = toy.engine(device=device, max_sessions=4)
+    for name in ("one", "two"):
+        engine.create_session(name, prompt="ab").decide(toy.see(1))
+    for moment in range(20):
+        exports = [engine.session(name).export() for name in ("one", "two")]
+        hosts = [Host(export) for export in exports]
+        wrong: list[int] = []
+
+        def drive(host: Host, number: int, wrong: list[int] = wrong) -> None:
+            while True:
+                host.call("write_input", 0, bytes(12), ctypes.c_uint64(12))
+                host.call("write_input", 2, bytes(24), ctypes.c_uint64(24))
+                status = host.decide()
+                branch = ctypes.c_void_p()
+                if not host.call("fork", None, None, f"f{number}".encode(), ctypes.byref(branch)):
+                    host.library.flashrt_close(branch)
+                if status == api.CLOSED:
+                    return
+                if status != api.OK:
+                    wrong.append(status)
+
+        threads = [
+            threading.Thread(target=drive, args=(host, number)) for number, host in enumerate(hosts)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.001 * moment)
+        for export in exports:
+            export.close()
+        for thread in threads:
+            thread.join(30.0)
+            assert not thread.is_alive()
+        assert not wrong
+        for name in set(engine.sessions) - {"one", "two"}:
+            engine.drop_session(name)  # a fork whose end came too late
+        engine.session("one").decide(toy.see(2))
+    assert driver.library.fake_pinned() == 0

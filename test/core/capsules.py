@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashrt_core.capsule.file import MAGIC
+from flashrt_core.capsule.file import MAGIC, VERSION
 from flashrt_core.errors import CapsuleError
 from flashrt_core.session import Session
 
@@ -38,5 +38,5 @@ def signed(document: Any, payload: bytes) -> bytes:
     """A file with that header, whose checksum fits."""
     header = document if isinstance(document, bytes) else json.dumps(document).encode()
     size = PREFIX.size + len(header) + len(payload) + 32
-    content = PREFIX.pack(MAGIC, 1, len(header), size) + header + payload
+    content = PREFIX.pack(MAGIC, VERSION, len(header), size) + header + payload
     return content + hashlib.sha256(content).digest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashrt_core.capsule.file import LARGEST, MAGIC, parse
+from flashrt_core.capsule import file as capsule_file
+from flashrt_core.capsule.file import MAGIC, VERSION, parse
 from flashrt_core.errors import CapsuleError
 from flashrt_core.session import Session
 
 from .capsules import PREFIX, refused, signed, taken_apart
+
+#: What a file of the toy policy may have: prefix, header, the regions of the large bucket, tokens
+#: and a state of three numbers, checksum.
+MOST = 24 + (1 << 20) + (2 * 4 * 4 + 16 + 4) + 4 * 4 + 3 * 8 + 32
 
 
 class TestDamage:
@@ -50,11 +54,26 @@ class TestDamage:
             (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
             (b"\x80\x04\x95cposix\nsystem\n", "another kind of file"),
             (MAGIC[:5], "cut off at 5 bytes"),
-            (PREFIX.pack(MAGIC, 2, 9, 99), "version 1, got version 2, a newer one; load it with"),
-            (PREFIX.pack(MAGIC, 0, 9, 99), "version 1, got version 0, which is unknown"),
-            (PREFIX.pack(MAGIC, 1, 9, 99), "99 bytes, got one cut off at 24"),
-            (PREFIX.pack(MAGIC, 1, 9, 1 << 63), f"at most {LARGEST} bytes, got {1 << 63}"),
-            (PREFIX.pack(MAGIC, 1, 1 << 31, 24), "got one of 2147483648 bytes in a file of 24"),
+            (PREFIX.pack(MAGIC, 3, 9, 99), "was, got version 3, a newer one; load it with"),
+            (PREFIX.pack(MAGIC, 1, 9, 99), "how old each input was, got version 1, an older one"),
+            (PREFIX.pack(MAGIC, 0, 9, 99), "version 2, which says how old each input was"),
+            (PREFIX.pack(MAGIC, VERSION, 9, 99), "99 bytes, got one cut off at 24"),
+            (
+                PREFIX.pack(MAGIC, VERSION, 9, 1 << 63),
+                f"at most {MOST} bytes, got {1 << 63} bytes; load",
+            ),
+            (
+                PREFIX.pack(MAGIC, VERSION, 9, MOST + 1),
+                f"at most {MOST} bytes, got {MOST + 1} bytes",
+            ),
+            (
+                PREFIX.pack(MAGIC, VERSION, 9, MOST),
+                f"a whole capsule of {MOST} bytes, got one cut off",
+            ),
+            (
+                PREFIX.pack(MAGIC, VERSION, 1 << 31, 24),
+                "got one of 2147483648 bytes in a file of 24",
+            ),
         ],
     )
     def test_what_is_no_capsule_of_this_version(
@@ -63,15 +82,31 @@ class TestDamage:
         (tmp_path / "file").write_bytes(start)
         assert said in refused(holder, tmp_path / "file")
 
-    def test_a_file_as_large_as_it_says_is_not_read(self, holder: Session, tmp_path: Path) -> None:
-        """Sparse: more than any machine has, without a byte on the disk."""
+    @pytest.mark.parametrize("size", [1 << 42, 1 << 31, MOST + 1])
+    def test_a_file_larger_than_the_plan_has_is_not_read(
+        self, holder: Session, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Sparse: as large as it says, without a byte on the disk."""
         huge = tmp_path / "huge"
         with huge.open("wb") as file:
-            file.write(PREFIX.pack(MAGIC, 1, 100, 1 << 42))
-            file.truncate(1 << 42)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert f"at most {LARGEST} bytes" in refused(holder, huge)
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16
+            file.write(PREFIX.pack(MAGIC, VERSION, 100, size))
+            file.truncate(size)
+        monkeypatch.setattr(capsule_file, "bytearray", None, raising=False)
+        assert f"at most {MOST} bytes, got {size}" in refused(holder, huge)
+
+    def test_no_memory_for_a_file(
+        self, holder: Session, written: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none_left(*args: Any) -> Any:
+            raise MemoryError
+
+        before = written.read_bytes()
+        monkeypatch.setattr(capsule_file, "bytearray", none_left, raising=False)
+        assert "memory for all of it, got too little" in refused(holder, written)
+        monkeypatch.setattr(capsule_file, "_pieces", none_left)
+        with pytest.raises(CapsuleError, match="memory for all of it, got too little"):
+            holder.engine.store.write_file("mark", written)
+        assert written.read_bytes() == before
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -147,6 +182,17 @@ class TestHeader:
             (put("lineage", "nothing", {}), "a lineage of this contract's stages"),
             (put("lineage", "context", "nothing", 1), "a lineage of this contract's stages"),
             (put("lineage", {"context": {}}), "all that 'context' was made from, got none of ['p"),
+            (put("lineage", "context", {}), "'context' made from ['image', 'tokens'], got nothing"),
+            (put("lineage", "prompt", {}), "'prompt' made from ['tokens'], got nothing"),
+            (put("lineage", "context", {"tokens": 1}), "['image', 'tokens'], got ['tokens']"),
+            (
+                put("lineage", "action", {"image": 2, "noise": 3}),
+                "'action' made from ['image', 'noise', 'tokens'], got ['image', 'noise']",
+            ),
+            (put("lineage", "prompt", {"tokens": 1, "image": 2}), "got ['image', 'tokens']"),
+            (put("lineage", "prompt", "tokens", 90), "made from several values of ['tokens']"),
+            (put("lineage", "action", "image", 90), "made from several values of ['image']"),
+            (put("newer", {"image": 1}), "made from several values of ['image']"),
             (put("regions", 0, "dtype", "object"), "is not one of 'float32'"),
             (put("regions", 0, "dtype", "int32"), "expected regions"),
             (put("regions", 0, "name", "vk"), "expected regions"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashrt_core.capsule import disk
 from flashrt_core.capsule import file as capsule_file
 from flashrt_core.capsule.file import read_capsule, write_capsule
 from flashrt_core.errors import CapsuleError, CapsuleStoreFullError
@@ -69,10 +70,15 @@ class TestRoundTrip:
     def test_names(self, holder: Session, written: Path) -> None:
         assert holder.engine.store.read_file(written, "copy").name == "copy"
         holder.restore("copy")
+        for name in (None, "copy"):  # that of a file is any, and somebody made the one that is here
+            said = refused(holder, written, name)
+            assert "a name that is free, got one that a capsule here has; choose another" in said
+        holder.act()
+        holder.snapshot("copy")
+        assert holder.engine.store.read_file(written, "copy", replace=True).decision == 1
         assert "visible character" in refused(holder, written, " ")
         with pytest.raises(CapsuleStoreFullError, match="2 of 2 in use"):
             holder.engine.store.read_file(written, "third")
-        holder.engine.store.read_file(written)  # its own name again: replaced
         other = holder.engine.create_session("other", prompt="q")
         holder.engine.store.drop("copy")
         other.decide(toy.see(1))
@@ -88,7 +94,7 @@ class TestRoundTrip:
         holder.engine.store.write_file("mark", tmp_path / "second")
         assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
         expected = holder.act().raw.tobytes()
-        holder.engine.store.read_file(tmp_path / "first")  # replaced where it is
+        holder.engine.store.read_file(tmp_path / "first", replace=True)  # where it is
         assert holder.engine.store.info("mark").place == "host"
         holder.restore("mark")
         assert holder.act().raw.tobytes() == expected
@@ -211,8 +217,8 @@ class TestPlaces:
             raise OSError(reason, os.strerror(reason))
 
         with monkeypatch.context() as broken:
-            place = capsule_file if call == "open" else capsule_file.os
-            broken.setattr(place, call, refuse, raising=call != "open")
+            for place in (capsule_file, disk) if call == "open" else (os,):
+                broken.setattr(place, call, refuse, raising=call != "open")
             with pytest.raises(CapsuleError, match=os.strerror(reason)):
                 holder.engine.store.write_file("mark", written)
             if call == "open":
@@ -225,7 +231,7 @@ class TestPlaces:
         def end(*args: Any) -> Any:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(capsule_file.os, "fsync", end)
+        monkeypatch.setattr(os, "fsync", end)
         with pytest.raises(KeyboardInterrupt):
             holder.engine.store.write_file("mark", tmp_path / "new")
         assert os.listdir(tmp_path) == ["mark.capsule"]

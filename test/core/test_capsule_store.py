@@ -165,5 +165,5 @@ def test_arrays_of_the_host_are_no_part_of_the_device(engine: Engine) -> None:
     with pytest.raises(DeviceError, match="one allocation a device"):
         engine.device.allocate_host([])
     assert np.shares_memory(  # the slots are that memory, not copies of it
-        engine.store._free[Place.HOST][0].numpy(), engine.device._host_arena.numpy()
+        engine.store._all[Place.HOST][0].numpy(), engine.device._host_arena.numpy()
     )

@@ -287,8 +287,8 @@ class TestInterrupts:
         session.snapshot("good")
         made = session.engine.forked
 
-        def forked(*args: Any) -> None:
-            made(*args)
+        def forked(*args: Any, **options: Any) -> None:
+            made(*args, **options)
             raise kind
 
         with monkeypatch.context() as patch, pytest.raises(kind):

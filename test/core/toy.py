@@ -186,6 +186,7 @@ def engine(
         arch=device.arch,
         library=device.library,
         transforms=ToyProcessor().identity,
+        execution=device.execution,
     )
     plan = Plan(spec, identity, ToyProcessor(), bodies, lambda b: b["weights"].fill_(1.0))
     return Engine(

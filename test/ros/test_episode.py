@@ -18,11 +18,13 @@ from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
 from flashrt_ros.decider import Decider, Outlet
 from flashrt_ros.episode import Episode
+from flashrt_ros.errors import StaleInputError
 from flashrt_ros.execution.chunk import Chunk
 from flashrt_ros.execution.machine import RUNNING, SAFE, Facts, Machine
 from flashrt_ros.execution.told import Told
 from flashrt_ros.ingest import Gathered
 from flashrt_ros.parameters import build_config
+from flashrt_ros.stamps import to_ns
 from flashrt_ros.statistics import Statistics
 
 pytestmark = pytest.mark.ros
@@ -54,6 +56,8 @@ class Camera:
     """An ingest with one camera that has a picture every ``every_ns``."""
 
     every_ns: int = 5 * MS
+    late_ns: int = 0
+    tells: bool = True
     asked: list[int] = field(default_factory=list)
     cameras: tuple[Any, ...] = (SimpleNamespace(name="front"),)
 
@@ -65,7 +69,9 @@ class Camera:
     ) -> Gathered:
         stamp = now_ns - now_ns % self.every_ns
         self.asked.append((not_before or {}).get("front", 0))
-        return Gathered(Observation({"view_0": picture(stamp)}, None, stamp), {}, stamp, stamp)
+        told = {"front": stamp - self.late_ns} if self.tells else {}
+        seen = Observation({"view_0": picture(stamp)}, None, stamp, told)
+        return Gathered(seen, stamp - self.late_ns, stamp)
 
 
 class Bench:
@@ -146,6 +152,7 @@ def test_a_camera_that_stalls_is_counted_and_does_not_stop_the_robot(bench: Benc
 
 
 def test_capsules_are_of_chunks_ends(bench: Bench) -> None:
+    bench.camera.late_ns = 7 * MS
     first = bench.decider.decide()
     bench.session.snapshot("mark")
     bench.now_ns = bench.now_ns + DT
@@ -156,12 +163,27 @@ def test_capsules_are_of_chunks_ends(bench: Bench) -> None:
     expected = bench.decider.decide().data
     bench.through()
     bench.session.restore("mark")
-    bench.decider.forget_ages("main")
+    bench.decider.forget_chunk("main")
+    with pytest.raises(StaleInputError, match=r"stamped 0\.007 s before it; decide without not_b"):
+        bench.decider.decide(not_before={"front": 1_000 * MS})
     again = bench.decider.decide()  # the robot gets the capsule's chunk first
+    assert to_ns(first.observation_age) == 7 * MS
+    assert to_ns(again.observation_age) == bench.now_ns - 993 * MS, "as old as it is"
     assert (again.sequence, again.data) == (first.sequence, first.data)
     # From here on all is as it was, were the camera to see the same.
     bench.through()
     assert bench.decider.decide().data != expected
+
+
+def test_of_unknown_age_is_as_old_as_can_be(bench: Bench) -> None:
+    bench.camera.tells = False
+    assert to_ns(bench.decider.decide().observation_age) == bench.now_ns
+    bench.session.snapshot("mark")
+    bench.session.restore("mark")
+    bench.decider.forget_chunk("main")
+    with pytest.raises(StaleInputError, match="got none of a known stamp"):
+        bench.decider.decide(not_before={"front": 1})
+    assert to_ns(bench.decider.decide().observation_age) == bench.now_ns
 
 
 def test_a_restart_begins_an_episode(bench: Bench) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("builtin_interfaces")
 
 from flashrt_core.images import Frame
 from flashrt_ros.errors import StaleInputError
-from flashrt_ros.ingest import Ingest
+from flashrt_ros.ingest import Ingest, require_stamped
 from flashrt_ros.inputs import Refusal
 from flashrt_ros.parameters import CameraConfig, build_config
 from flashrt_ros.sensors import CameraInput, JointsInput
@@ -262,7 +262,7 @@ def test_missing_and_old_inputs_are_named_together() -> None:
 def test_what_was_observed_is_current_as_long_as_each_input_allows() -> None:
     ingest, _ = make_ingest(**{"joints.on_missing": "stop"})
     fill(ingest, {"left": T0 - 30 * MS, "right": T0, "joints": T0 - 20 * MS})
-    stamps = dict(ingest.gather(T0).stamps_ns)
+    stamps = dict(ingest.gather(T0).observation.stamps_ns)
     assert stamps == {"left": T0 - 30 * MS, "right": T0, "joints": T0 - 20 * MS}
     limits = {name: item.max_age_ns for name, item in ingest.inputs.items()}
     first = min(stamps, key=lambda name: stamps[name] + limits[name])
@@ -279,6 +279,38 @@ def test_what_was_observed_is_current_as_long_as_each_input_allows() -> None:
     with pytest.raises(StaleInputError) as error:  # joints stop the node, whatever was observed
         ingest.require_current({}, end + limits["joints"] + 1)
     assert error.value.inputs == ("joints",)
+
+
+def test_what_nobody_knows_the_age_of_is_too_old() -> None:
+    ingest, _ = make_ingest(**{"camera.right.on_missing": "hold"})
+    known = {"left": T0, "right": T0, "joints": T0}
+    ingest.require_current(known, T0)
+    ingest.require_current({"left": T0, "joints": T0}, T0)  # the other camera was masked
+    for stamps, unknown in (
+        ({}, ("left", "right", "joints")),
+        ({"left": T0, "right": T0}, ("joints",)),
+        ({"right": T0, "joints": T0}, ("left",)),
+        ({**known, "nose": T0}, ("nose",)),
+    ):
+        with pytest.raises(
+            StaleInputError, match="got one of unknown age; decide without"
+        ) as error:
+            ingest.require_current(stamps, T0)
+        assert error.value.inputs == unknown
+
+
+def test_a_context_that_is_older_than_it_was_asked_for() -> None:
+    stamps = {"left": T0, "joints": T0 - 10 * MS}
+    for asked in ({}, {"left": T0}, {"left": T0 - 1, "joints": T0 - 10 * MS}):
+        require_stamped(stamps, asked)
+    for asked, late in (
+        ({"left": T0 + 1}, ("left",)),
+        ({"left": T0, "joints": T0}, ("joints",)),
+        ({"right": 0}, ("right",)),
+    ):
+        with pytest.raises(StaleInputError, match="one stamped at not_before or later") as error:
+            require_stamped(stamps, asked)
+        assert error.value.inputs == late
 
 
 def test_a_least_stamp_is_kept_even_where_the_clock_lags() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from flashrt_ros.srv import ForkSession, RestoreCapsule, SaveCapsule
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rosgraph_msgs.msg import Clock
@@ -155,3 +156,30 @@ def test_a_change_of_the_clocks_source_is_no_jump_of_zero_seconds(
     robot.wait_log("the node's clock changed to /clock (use_sim_time was set); samples so far")
     assert "jumped" not in robot.target.log
     assert robot.target.stop() == 0
+
+
+def test_behind_a_jump_nobody_knows_how_old_a_context_is(
+    start: Callable[..., Robot], simulate: Callable[..., Simulation]
+) -> None:
+    """The time of its samples comes again, and they are no younger by that."""
+    robot = start(sim_time=True, camera__front__max_age_s=60.0, joints__max_age_s=60.0)
+    robot.bring_up()
+    simulation = simulate(robot, 500 * SECOND, 4.0)
+    wait_until(lambda: robot.decide(5.0).error_code == 0, 20.0, "a decision")
+    assert robot.call(SaveCapsule, "save_capsule", name="before").error_code == 0
+    fork = robot.call(ForkSession, "fork_session", new_session="branch", capsule="before")
+    assert fork.error_code == 0 == robot.decide(reuse_context=True).error_code
+    simulation.sensors = False
+    again_ns, simulation.now_ns = simulation.now_ns, simulation.now_ns - 2 * SECOND
+    robot.wait_log("the node's clock jumped by -")
+    wait_until(lambda: simulation.now_ns > again_ns + SECOND, 20.0)
+    for _ in range(2):
+        refused = robot.decide(reuse_context=True)
+        assert refused.error_code == 83 and "one of unknown age" in refused.error_msg
+        assert robot.call(RestoreCapsule, "restore_capsule", name="before").error_code == 0
+    branch = robot.decide(session="branch", reuse_context=True)
+    assert branch.error_code == 0, "returned only"
+    assert to_ns(branch.chunk.observation_age) == to_ns(branch.chunk.generated)
+    simulation.sensors = True
+    wait_until(lambda: robot.decide(5.0).error_code == 0, 20.0, "another decision")
+    assert robot.decide(reuse_context=True).error_code == 0

@@ -7,7 +7,7 @@ hidden from attention through lengths that live on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ...contract import (
@@ -32,7 +32,15 @@ from ..plan_buffers import (
     static,
     tower_layers,
 )
-from ..windows import STATE, guidance_inputs, image_input, inputs, outputs, window_buffers
+from ..windows import (
+    STATE,
+    guidance_inputs,
+    image_input,
+    inputs,
+    outputs,
+    prompt_bounds,
+    window_buffers,
+)
 from .config import SLOTS, GrootConfig
 from .layout import marks
 from .sites import SITES, make_precision
@@ -79,6 +87,7 @@ def make_contract(
         outputs=outputs(config),
         stages=_stages(config, views, tuple(spec.name for spec in activations)),
         regions={shape: _regions(buffers, shape) for shape in shapes},
+        bounds={shape: _bounds(config, shape) for shape in shapes},
     )
 
 
@@ -276,6 +285,15 @@ def _stages(
             doc="N steps of the diffusion transformer over the context",
         ),
     )
+
+
+def _bounds(config: GrootConfig, shape: ShapeKey) -> Mapping[str, range]:
+    images, bucket = shape.views * config.view_tokens, shape.prompt_tokens
+    return {
+        **prompt_bounds(config.vocab, bucket),
+        "text_length": range(bucket + 1),
+        "context_length": range(images, images + bucket + 1),
+    }
 
 
 def _regions(buffers: tuple[BufferSpec, ...], shape: ShapeKey) -> tuple[RegionSpec, ...]:

@@ -7,7 +7,7 @@ the instruction and the empty one, lie behind each other in everything that is m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ...contract import (
@@ -30,10 +30,13 @@ from ..plan_buffers import quantised, require_order
 from ..windows import image_input
 from .buffers import scratch_buffers, state_buffers, static_buffers
 from .config import SLOTS, TIME, LingbotConfig
-from .pool import real_runs
+from .pool import PREDICTED, REAL, real_runs
 from .sites import SITES, make_precision
 
 _F32 = DType.F32
+#: Passes and latent frames of an episode. They are counted in int32, and a robot that decides ten
+#: times a second takes years to come to these.
+_MOST = 1 << 30
 
 
 def make_contract(
@@ -87,6 +90,7 @@ def make_contract(
             },
             period=period,
         ),
+        bounds={shape: _bounds(shape) for shape in shapes},
     )
 
 
@@ -209,6 +213,15 @@ def _stages(
             doc="N steps of what is to be done, and its keys and values",
         ),
     )
+
+
+def _bounds(shape: ShapeKey) -> Mapping[str, range]:
+    return {
+        "prompt_lengths": range(shape.prompt_tokens),  # row 0 is the padding's
+        "holders": range(-1, _MOST),
+        "kinds": range(REAL, PREDICTED + 1),
+        "frame": range(_MOST),
+    }
 
 
 def _regions(

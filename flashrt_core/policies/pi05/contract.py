@@ -7,7 +7,7 @@ from attention through ``prefix_length``, which lives on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ...contract import (
@@ -31,7 +31,15 @@ from ..plan_buffers import (
     static,
     tower_layers,
 )
-from ..windows import guidance_inputs, image_input, inputs, outputs, picture_input, window_buffers
+from ..windows import (
+    guidance_inputs,
+    image_input,
+    inputs,
+    outputs,
+    picture_input,
+    prompt_bounds,
+    window_buffers,
+)
 from .config import SLOTS, Pi05Config
 from .sites import SITES, make_precision
 
@@ -75,6 +83,7 @@ def make_contract(
         outputs=outputs(config),
         stages=_stages(config, views, tuple(spec.name for spec in activations)),
         regions={shape: _regions(config, buffers, shape) for shape in shapes},
+        bounds={shape: _bounds(config, shape) for shape in shapes},
     )
 
 
@@ -195,6 +204,14 @@ def _stages(
         doc="N denoising steps of the action expert over the prefix",
     )
     return (prompt, context, action)
+
+
+def _bounds(config: Pi05Config, shape: ShapeKey) -> Mapping[str, range]:
+    images, bucket = shape.views * config.view_tokens, shape.prompt_tokens
+    return {
+        **prompt_bounds(config.vocab, bucket),
+        "prefix_length": range(images, images + bucket + 1),
+    }
 
 
 def _regions(
