@@ -137,7 +137,7 @@ def test_fp8_products_into_a_stream(lt: FakeLt) -> None:
     assert args[8] == args[10] == 64
 
 
-@pytest.mark.parametrize(("split", "kept"), [(4.8, 5.0), (4.2, 4.2)])
+@pytest.mark.parametrize(("split", "kept"), [(4.2, 5.0), (3.8, 3.8)])
 def test_a_kernel_more_has_to_gain_something(
     lt: FakeLt, monkeypatch: pytest.MonkeyPatch, split: float, kept: float
 ) -> None:
@@ -193,8 +193,8 @@ def test_algorithms_as_fast_as_each_other_are_the_first(
     assert len(measured) == 2 * count + 6 * again
 
 
-@pytest.mark.parametrize(("split", "chosen"), [(9.6, 0), (9.4, 1)])
-def test_a_kernel_more_has_to_gain_half_a_microsecond(split: float, chosen: int) -> None:
+@pytest.mark.parametrize(("split", "chosen"), [(9.1, 0), (8.9, 1)])
+def test_a_kernel_more_has_to_gain_a_microsecond(split: float, chosen: int) -> None:
     found: Any = cublaslt._fastest(clocks((10.0, split), (1, 2), []))
     assert found.place == chosen
 
