@@ -15,6 +15,7 @@ from .devices.base import NUMPY_DTYPES
 from .errors import InputError
 from .limits import COUNTS, STAMPS
 from .policies.base import Observation, as_array
+from .specs import ShapeKey
 from .text import check_text
 from .whole_numbers import whole_number
 
@@ -142,13 +143,34 @@ def by_transform(
 
 
 def checked_values(
-    contract: Contract, values: Mapping[str, Array], known: Mapping[str, Array]
+    contract: Contract,
+    values: Mapping[str, Array],
+    known: Mapping[str, Array],
+    shape: ShapeKey | None = None,
 ) -> dict[str, Array]:
-    """Values of inputs as :func:`checked_value` wants them; those that are ``known`` were right."""
-    return {
-        name: value if value is known.get(name) else checked_value(contract.input(name), value)
-        for name, value in values.items()
-    }
+    """Values of inputs as :func:`checked_value` wants them, whole numbers within the bounds of
+    ``shape``; those that are ``known`` were right.
+    """
+    bounds = contract.bounds.get(shape, {}) if shape is not None else {}
+    checked = {}
+    for name, value in values.items():
+        spec = contract.input(name)
+        if value is not known.get(name):
+            value = checked_value(spec, value)
+            check_bounds(spec, value, bounds.get(spec.buffer))
+        checked[name] = value
+    return checked
+
+
+def check_bounds(spec: InputSpec, value: Array, allowed: range | None) -> None:
+    """InputError on a number that is not ``allowed``: stages take it for a count or a place."""
+    if allowed is None:
+        return
+    for each in (int(value.min()), int(value.max())):
+        if each not in allowed:
+            raise InputError(
+                f"input {spec.name!r}", expected=f"{allowed[0]}..{allowed[-1]}", got=each
+            )
 
 
 def checked_value(spec: InputSpec, value: Array) -> Array:

@@ -146,21 +146,22 @@ class Session:
         self.host_state()  # whose stamp is still that of the last observation, if that was used
         state = observation.state  # the host's own array: it may hold the next state by act()
         seen["robot_state"] = None if state is None else frozen(state)
-        self._write(self._checked(values), shape, seen)
+        self._write(self._checked(values, shape), shape, seen)
         self.past.observed = True
 
     def write(self, values: Mapping[str, Array]) -> None:
         """Write input windows directly; for hosts that encode on their own.
 
         A shape must be in use already (``observe`` or :meth:`select_shape`). ContractError on an
-        unknown name, InputError on a wrong shape, dtype, or a non-finite float, and on values that
-        contradict each other: bytes of a camera come with their description.
+        unknown name; InputError on a wrong shape, dtype, a non-finite float, a token or length out
+        of range, and values that contradict each other: bytes of a camera come with their
+        description.
         """
         if not isinstance(values, Mapping):
             raise InputError(
                 "values", expected="a mapping of inputs to arrays", got=type(values).__name__
             )
-        checked = self._checked(values)
+        checked = self._checked(values, self._host.shape)
         self.processor.check_windows(checked)
         self._write(checked, self._shape(), {})
 
@@ -309,9 +310,9 @@ class Session:
             raise missing(self.name, "an observation", "none yet", "observe() first")
         return self._host.shape
 
-    def _checked(self, values: Mapping[str, Array]) -> dict[str, Array]:
+    def _checked(self, values: Mapping[str, Array], shape: ShapeKey | None) -> dict[str, Array]:
         known = {**self._host.staged, **self.past.joined}  # were checked when they came
-        return checked_values(self.contract, values, known)
+        return checked_values(self.contract, values, known, shape)
 
     def _write(self, values: Mapping[str, Array], shape: ShapeKey, seen: Mapping[str, Any]) -> None:
         """Write windows, all or none of which count; ``seen``: of the host state with them."""
