@@ -96,12 +96,25 @@ class Past:
             )
 
     def check_decide(
-        self, observation: Observation | None, host: HostState, made: bool, session: str
+        self,
+        observation: Observation | None,
+        executed: Array | None,
+        host: HostState,
+        made: bool,
+        session: str,
     ) -> None:
-        """Where decisions build on each other: the last one is there, and this one has a picture.
+        """Rows that were executed come with an observation. Where decisions build on each other,
+        the last one is there, and this one has a picture.
 
         ``made``: whether what the last decision left can be trusted. InputError or StaleStateError.
         """
+        if observation is None and executed is not None:
+            raise InputError(
+                "executed rows",
+                expected="none without an observation, whose windows they are part of",
+                got=f"an array of shape {list(np.shape(executed))}",
+                remedy="give both to decide(), or both to observe()",
+            )
         if self._contract.history is None:
             return
         if observation is None and not self.observed:

@@ -143,9 +143,8 @@ class Session:
         values = self.past.windows(values, self._host, executed)
         tokens = self.processor.prompt_tokens(values)
         shape = self.engine.shape_for(tokens, len(observation.images))
-        self.host_state()  # whose stamp is still that of the last observation, if that was used
         state = observation.state  # the host's own array: it may hold the next state by act()
-        seen["robot_state"] = None if state is None else frozen(state)
+        seen["seen_state"] = None if state is None else frozen(state)
         self._write(self._checked(values, shape), shape, seen)
         self.past.observed = True
 
@@ -155,7 +154,8 @@ class Session:
         A shape must be in use already (``observe`` or :meth:`select_shape`). ContractError on an
         unknown name; InputError on a wrong shape, dtype, a non-finite float, a token or length out
         of range, and values that contradict each other: bytes of a camera come with their
-        description.
+        description. Of a context made from them, noise and guidance apart, the robot's state and
+        the stamps are unknown: relative actions are refused (InputError), stamps are 0 and none.
         """
         if not isinstance(values, Mapping):
             raise InputError(
@@ -163,7 +163,7 @@ class Session:
             )
         checked = self._checked(values, self._host.shape)
         self.processor.check_windows(checked)
-        self._write(checked, self._shape(), {})
+        self._write(checked, self._shape(), self._host.seen_in(checked, self.contract))
 
     def select_shape(self, shape: ShapeKey) -> None:
         """Use a captured shape; retained values of another shape, no history, are forgotten."""
@@ -206,16 +206,16 @@ class Session:
             previous: the chunk that the robot goes on with, to be continued, in a plan that was
                 loaded with ``real_time_chunking``. Kept rows come back, rounded to float32.
             executed: [rows, action_dim], for a policy with a history: what was done with the last
-                chunk, in robot units; None: what was decided. Decisions start where a chunk ends.
+                chunk, in robot units; None: what was decided. Only with an observation.
             split: replay stage by stage instead of the whole decision at once; equal bits.
         """
         previous = self.engine.guide.checked(previous)
-        self.past.check_decide(observation, self._host, self.intact, self.name)
+        self.past.check_decide(observation, executed, self._host, self.intact, self.name)
         if observation is not None:
             self.observe(observation, executed=executed)
         self.engine.admit(self)
         self._write_noise(noise)
-        self._write_guidance(previous)
+        self._write_guidance(previous, self._host.seen_state)
         stages = self.contract.decision_stages
         names = tuple(stage.name for stage in stages)
         for stage in stages:
@@ -235,15 +235,17 @@ class Session:
         previous: Previous | None = None,
         allow_stale: bool = False,
     ) -> Decision:
-        """The last stage alone, on the retained results of those before it; else as `decide`.
+        """The last stage alone, on the retained results of those before it; else as `decide`. Its
+        actions are relative to the state that those were made with, whatever was seen since.
 
         SessionError in a policy with a history, whose stages change what they read.
         """
         self.past.check_alone("the last stage alone")
         previous = self.engine.guide.checked(previous)
         self.engine.admit(self)
+        context = self.host_state()
         self._write_noise(noise)
-        self._write_guidance(previous)
+        self._write_guidance(previous, context.robot_state)
         stage = self.contract.decision_stages[-1]
         self.ledger.check(stage, allow_stale=allow_stale)
         return self._finish(self._replay((stage,)))
@@ -316,6 +318,7 @@ class Session:
 
     def _write(self, values: Mapping[str, Array], shape: ShapeKey, seen: Mapping[str, Any]) -> None:
         """Write windows, all or none of which count; ``seen``: of the host state with them."""
+        self.host_state()  # which is still of the last observation, if that was used
         self.select_shape(shape)
         swapped, staged = by_transform(self.contract, values)
         self.ledger.tear(swapped)
@@ -328,24 +331,19 @@ class Session:
         self.ledger.mend(swapped)
 
     def _stage(self, transform: StageSpec, names: list[str], values: Mapping[str, Array]) -> None:
-        staged = self._host.staged
-        same = all(
-            name in staged
-            and (staged[name] is values[name] or staged[name].tobytes() == values[name].tobytes())
-            for name in names
-        )
-        if same and self.ledger.is_made(transform.name) and not self.ledger.announced(names):
+        kept = self._host.has_staged(names, values) and self.ledger.is_made(transform.name)
+        if kept and not self.ledger.announced(names):
             return  # the retained product is already that of these values
         # Until the transform has run, the retained product is that of neither value.
-        others = {name: value for name, value in staged.items() if name not in names}
+        others = {name: value for name, value in self._host.staged.items() if name not in names}
         self._host = replace(self._host, staged=others)
         for name in names:
             self._fill(self.contract.input(name), values[name])
         self.ledger.check(transform)
         # Not waited for: whatever reads the product comes behind it.
         self.engine.replay(self, (transform,), self._shape(), wait=False)
-        kept = {name: frozen(values[name]) for name in names}
-        self._host = replace(self._host, staged={**others, **kept})
+        now = {name: frozen(values[name]) for name in names}
+        self._host = replace(self._host, staged={**others, **now})
 
     def _replay(self, stages: tuple[StageSpec, ...], apart: bool = False) -> dict[str, float]:
         """Replay the stages that end in actions."""
@@ -363,9 +361,9 @@ class Session:
         for spec, value in self.engine.noise.values(noise, self._host.seed, self._host.decisions):
             self._fill(spec, value)
 
-    def _write_guidance(self, previous: Previous | None) -> None:
+    def _write_guidance(self, previous: Previous | None, state: Array | None) -> None:
         """Every decision says anew what guides it: what guided the last one is past."""
-        for name, value in self.engine.guide.windows(previous, self._host.robot_state).items():
+        for name, value in self.engine.guide.windows(previous, state).items():
             self._fill(self.contract.input(name), value)
 
     def _finish(self, timings: dict[str, float]) -> Decision:
@@ -373,8 +371,9 @@ class Session:
         host, history = self._host, self.contract.history
         check_finite(raw, self.name, self.ledger.lose_outputs)
         # With its lineage: a snapshot that follows has nothing left to put together.
-        self._host = host.made_of(self.ledger.lineage(), self.contract, host.decisions + 1)
-        actions = self.processor.decode(raw, host.robot_state)
+        made = host.made_of(self.ledger.lineage(), self.contract, host.decisions + 1)
+        actions = self.processor.decode(raw, made.robot_state)
+        self._host = made
         if history is not None:
             self.past.clear()
             self._host = replace(self._host, turn=host.turn + 1, raw=frozen(raw))

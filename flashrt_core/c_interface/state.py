@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..capsule.state import NO_STAMPS, HostState, frozen
+from ..capsule.state import NO_STAMPS, UNSEEN, HostState, frozen
 from ..contract import Contract
 from ..devices.base import NUMPY_DTYPES
 from ..freshness import Lineage, Page
@@ -60,9 +60,9 @@ class Translator:
         origin = HostState() if held.origin == records.NONE else self._origins[held.origin]
         if held.foreign & records.FOREIGN_PROMPT:
             origin = replace(origin, prompt="")  # its tokens are known, its text is not
-        if held.foreign & records.FOREIGN_OBSERVATION:
-            unknown = {"stamps_ns": NO_STAMPS, "seen_stamps_ns": NO_STAMPS}
-            origin = replace(origin, robot_state=None, stamp_ns=0, seen_ns=0, **unknown)
+        if held.foreign:  # also by tokens alone: they may spell out the state
+            made = {"stamp_ns": 0, "stamps_ns": NO_STAMPS, "robot_state": None}
+            origin = replace(origin, **made, **UNSEEN)
         shapes = self._contract.shapes
         lineage = self._lineage(held, held.newer if seat is None else seat.epochs)
         return replace(

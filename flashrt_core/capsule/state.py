@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..contract import BufferSpec, Contract, DType, RegionSpec, Role, ShapeKey
+from ..contract import BufferSpec, Contract, DType, Rate, RegionSpec, Role, ShapeKey
 from ..devices import Device
 from ..devices.transfer import Rows, Transfer
 from ..fingerprint import Fingerprint
@@ -27,6 +27,10 @@ Array = np.ndarray[Any, Any]
 
 #: Of an observation whose host told the stamp of none of its parts.
 NO_STAMPS: Mapping[str, int] = MappingProxyType({})
+#: Of a host state whose windows hold what no observation told: fields of what was seen.
+UNSEEN: Mapping[str, Any] = MappingProxyType(
+    {"seen_ns": 0, "seen_stamps_ns": NO_STAMPS, "seen_state": None}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,10 @@ class HostState:
     holds the last values of staged inputs: their products are in the regions. ``stamp_ns`` is of
     the observation that the retained context was made from, ``seen_ns`` of the newest, and those of
     their parts, by the host's names, are ``stamps_ns`` and ``seen_stamps_ns``: empty where it told
-    none, so that their ages are unknown. In a policy with a history, ``turn`` counts the decisions
-    of the episode, and ``raw`` are the last one's actions [H, A] as the network gave them.
+    none, so that their ages are unknown. Likewise ``robot_state`` is the one that the context was
+    made with, which relative actions add to, and ``seen_state`` the newest. In a policy with a
+    history, ``turn`` counts the decisions of the episode, and ``raw`` are the last one's actions
+    [H, A] as the network gave them.
     """
 
     shape: ShapeKey | None = None
@@ -54,6 +60,7 @@ class HostState:
     seen_ns: int = 0
     stamps_ns: Mapping[str, int] = field(default_factory=lambda: NO_STAMPS)
     seen_stamps_ns: Mapping[str, int] = field(default_factory=lambda: NO_STAMPS)
+    seen_state: Array | None = None
 
     def made_of(
         self, lineage: Lineage, contract: Contract, decisions: int | None = None
@@ -65,8 +72,27 @@ class HostState:
             lineage=lineage,
             stamp_ns=self.seen_ns if current else self.stamp_ns,
             stamps_ns=self.seen_stamps_ns if current else self.stamps_ns,
+            robot_state=self.seen_state if current else self.robot_state,
             decisions=self.decisions if decisions is None else decisions,
         )
+
+    def has_staged(self, names: Iterable[str], values: Mapping[str, Array]) -> bool:
+        """Whether the values of all ``names`` are those that are staged."""
+        staged = self.staged
+        return all(
+            name in staged
+            and (staged[name] is values[name] or staged[name].tobytes() == values[name].tobytes())
+            for name in names
+        )
+
+    def seen_in(self, values: Mapping[str, Array], contract: Contract) -> Mapping[str, Any]:
+        """What changes here when a host writes ``values`` itself: of what they show, nothing is
+        known. Noise, guidance and what is staged already show nothing new.
+        """
+        for name in values:
+            if contract.input(name).rate is not Rate.CHUNK and not self.has_staged([name], values):
+                return UNSEEN
+        return {}
 
     def undated(self) -> HostState:
         """The same, of parts whose ages nobody knows any more."""
@@ -74,10 +100,11 @@ class HostState:
 
     def owned(self) -> HostState:
         """The same with arrays of its own, whoever made these."""
-        state, raw = self.robot_state, self.raw
+        state, seen, raw = self.robot_state, self.seen_state, self.raw
         return replace(
             self,
             robot_state=None if state is None else frozen(state),
+            seen_state=None if seen is None else frozen(seen),
             raw=None if raw is None else frozen(raw),
             staged={name: frozen(value) for name, value in self.staged.items()},
         )

@@ -186,6 +186,44 @@ def test_what_c_left_goes_on(main: Session) -> None:
     assert main.host_state().stamp_ns == 0  # of an image that Python never saw
 
 
+def test_the_state_is_that_of_the_context(main: Session) -> None:
+    """Also where C decides on what Python had only written, and where C wrote it, unknown."""
+
+    def state() -> float | None:
+        """What the state of the session, and the stamp beside it, are of."""
+        host = main.host_state()
+        assert host.stamp_ns == (0 if host.robot_state is None else host.robot_state[0])
+        return None if host.robot_state is None else float(host.robot_state[0])
+
+    for value in (3, 9):
+        seen = replace(toy.see(value), state=np.full(3, value, np.float32))
+        main.decide(seen) if value == 3 else main.observe(seen)
+    noise = noise_for(7, 1, (2, 3))
+    with main.export() as export:
+        host = Host(export)
+        assert host.write("noise", noise) == api.OK
+        assert host.act() == api.STALE and host.act(1) == api.OK
+        host.do("snapshot", b"old")
+    assert state() == 3
+    with main.export() as export:
+        host = Host(export)
+        assert host.write("noise", noise) == host.decide() == api.OK
+    assert state() == 9
+    main.restore("old")
+    assert state() == 3
+    for name, value in (
+        ("image", toy.see(9).images[toy.VIEW]),
+        ("tokens", np.array([99, 98, 0, 0], np.int32)),
+    ):
+        main.decide(replace(toy.see(3), state=np.full(3, 3, np.float32)))
+        with main.export() as export:
+            host = Host(export)
+            assert host.write(name, value) == host.write("noise", noise) == api.OK
+            assert host.decide() == api.OK
+        assert state() is None
+        main.set_prompt("ab")
+
+
 def test_the_text_of_tokens_that_c_wrote_is_unknown(main: Session) -> None:
     with main.export() as export:
         host = Host(export)

@@ -48,7 +48,7 @@ class TestRoundTrip:
         assert found.info == sent.info and found.fingerprint == sent.fingerprint
         assert found.regions == sent.regions
         assert found.payload.tobytes() == sent.payload.tobytes()
-        plain = {"robot_state": None, "staged": {}}
+        plain = {"robot_state": None, "seen_state": None, "staged": {}}
         assert replace(found.host, **plain) == replace(sent.host, **plain)
         assert found.host.robot_state is not None and sent.host.robot_state is not None
         assert found.host.robot_state.dtype == np.float32

@@ -22,7 +22,9 @@ NEW = {"front": 5_000, "joints": 4_000}
 
 
 def see(stamps: dict[str, int], value: int = 3) -> Observation:
-    return Observation(toy.see(value).images, stamp_ns=max(stamps.values()), stamps_ns=stamps)
+    state = np.full(3, value, np.float32)
+    images = toy.see(value).images
+    return Observation(images, state, stamp_ns=max(stamps.values()), stamps_ns=stamps)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from flashrt_core.errors import InputError
 from flashrt_core.fingerprint import fingerprint
 from flashrt_core.kernels.op import Op
 from flashrt_core.policies.base import Observation
-from flashrt_core.session import Session
+from flashrt_core.session import Session, noise_for
 
 SMALL, LARGE = ShapeKey(1, 2, 2, 1), ShapeKey(1, 4, 2, 1)
 VIEW = "eye"
@@ -202,6 +202,11 @@ def engine(
 
 def see(value: int) -> Observation:
     return Observation({VIEW: np.full((2, 2, 3), value, np.uint8)}, stamp_ns=value)
+
+
+def noise_of(seed: int, index: int) -> np.ndarray:
+    """The noise of a decision."""
+    return noise_for(seed, index, (2, 3))
 
 
 def expected(value: int, prompt: str, noise: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashrt_core.errors import FlashRTError, OptionError, WeightsError
+from flashrt_core.errors import FlashRTError, InputError, OptionError, WeightsError
 from flashrt_core.load import LoadOptions, configuration, describe, load
 from flashrt_core.policies.groot_n17 import POLICY
 
@@ -58,7 +58,9 @@ def test_both_layouts_hold_the_same_network(
         session.observe(observation(64))
         plain = np.full((64, 64, 3), 90, np.uint8)  # the two layouts make other pictures
         session.write({f"image.{view}": plain for view in POLICY.slots[:2]})
-        found.append(session.decide(noise=noise).raw)
+        with pytest.raises(InputError, match="state: expected 3 numbers, got none"):
+            session.decide(noise=noise)  # actions add to the state of an observation
+        found.append(session.read("actions"))
         session.engine.close()
         for path in list(write().iterdir()):
             path.unlink()

@@ -208,6 +208,29 @@ def test_a_decision_continues_the_chunk_before_it(guided: Session) -> None:
     assert (guidance[:, 3:] == 0.0).all(), "padded columns are free"
 
 
+def test_guidance_is_relative_to_the_state_that_actions_add_to(guided: Session) -> None:
+    """Rows that are kept come back, whichever context they are decided on."""
+    rows = guided.decide(see(10, 0.2)).actions[4:]
+    kept = Previous(rows, frozen=2)
+    guided.observe(see(20, 0.5))
+    for decide in (
+        lambda: guided.act(previous=kept, allow_stale=True),
+        lambda: guided.decide(previous=kept),
+        lambda: guided.act(previous=kept),
+    ):
+        np.testing.assert_allclose(decide().actions[:2], rows[:2], rtol=1e-6, atol=1e-6)
+    guided.observe(see(30, 0.8))
+    guided.run("context")
+    found = guided.act(previous=kept)
+    assert found.stamp_ns == 30
+    np.testing.assert_allclose(found.actions[:2], rows[:2], rtol=1e-6, atol=1e-6)
+    images = {f"image.{view}": guided.buffers[f"image.{view}"].numpy().copy() for view in TWO}
+    guided.write(images)
+    with pytest.raises(InputError, match="state: expected 3 numbers"):
+        guided.decide(previous=kept)
+    guided.decide(see(10, 0.2))
+
+
 def test_a_guided_decision_leaves_nothing_behind(guided: Session) -> None:
     """Whatever was guided: the next decision, a capsule and a fork go on as if it had not been."""
     plain = opened(
