@@ -32,6 +32,8 @@ def robot(start: Callable[..., Robot]) -> Robot:
     robot = start(
         policy="lingbot_va",
         camera__front__slot="view_0",
+        camera__front__max_age_s=30.0,  # a capsule that is restored is no older
+        joints__max_age_s=30.0,
         action__dt_s=DT_S,
         horizon=0,
         rate_hz=50.0,
