@@ -12,15 +12,26 @@ from flashrt_core.engine import Engine
 from flashrt_core.session import Session
 from flashrt_core.snapshots import forget_stamps
 from flashrt_ros.decider import Decider
+from flashrt_ros.eras import Eras
 from flashrt_ros.inputs import AHEAD_NS
 
 
-def on_jumps(node: Any, callback: Callable[[TimeJump], None]) -> Callable[[], None]:
-    """Have ``callback`` told of jumps back and changes of the clock; what ends that."""
+def on_jumps(node: Any, eras: Eras, callback: Callable[[TimeJump], None]) -> Callable[[], None]:
+    """Have ``callback`` told of jumps back and changes of the clock; what ends that.
+
+    An era ends before the clock shows another time, and once more when it does: what begins between
+    may have looked at either.
+    """
+
+    def jumped(found: TimeJump) -> None:
+        eras.end()
+        callback(found)
+
     jump = JumpThreshold(
         min_forward=None, min_backward=Duration(nanoseconds=-AHEAD_NS), on_clock_change=True
     )
-    handle = node.get_clock().create_jump_callback(jump, post_callback=callback)
+    clock = node.get_clock()
+    handle = clock.create_jump_callback(jump, pre_callback=eras.end, post_callback=jumped)
     unregister: Callable[[], None] = handle.unregister
     return unregister
 
@@ -30,8 +41,8 @@ def forget(decider: Decider, engine: Engine[Session]) -> None:
     decisions build on each other, when the rows of a chunk end.
     """
     forget_stamps(engine)
-    if decider.episode is not None:
-        decider.begin_anew()
+    for name in tuple(decider.episodes):
+        decider.begin_anew(name)
 
 
 def told(jump: TimeJump, paced: bool) -> str:

@@ -9,13 +9,13 @@ import array
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flashrt_core.errors import FlashRTError, NumericsError
+from flashrt_core.errors import FlashRTError, NumericsError, StaleStateError
 from flashrt_core.guidance import Previous
 from flashrt_core.load import MAIN
 from flashrt_core.past import BeyondNetworkError
@@ -23,42 +23,18 @@ from flashrt_core.policies.base import Observation
 from flashrt_core.preparation import prepare
 from flashrt_core.session import Decision, Session
 from flashrt_ros.episode import Episode
+from flashrt_ros.eras import Eras
+from flashrt_ros.errors import ClockJumpError, StaleInputError
 from flashrt_ros.execution.continuation import Continuation
 from flashrt_ros.ingest import NOTHING, Gathered, Ingest, require_stamped
 from flashrt_ros.inputs import RefusedError, Sample
 from flashrt_ros.msg import ActionChunk, DecisionTiming
+from flashrt_ros.outlet import Marks, Outlet
 from flashrt_ros.parameters import NodeConfig
+from flashrt_ros.restored import require_valid
 from flashrt_ros.sensors import CameraInput
 from flashrt_ros.stamps import SECOND, duration_message, time_message
-from flashrt_ros.statistics import Statistics, Timing
-
-
-@dataclass(frozen=True)
-class Outlet:
-    """Where decisions go, and what the time is.
-
-    Attributes:
-        open: whether decisions may leave the node (it is active).
-        now_ns: the node's clock.
-        chunk, timing: publish a message.
-    """
-
-    open: Callable[[], bool]
-    now_ns: Callable[[], int]
-    chunk: Callable[[Any], None]
-    timing: Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class _Marks:
-    """time.perf_counter_ns() at the borders of the parts of a decision; how old its newest image
-    was at the first (ns; None where no image was looked at)."""
-
-    start: int
-    ingested: int
-    decided: int
-    image_age_ns: int | None = None
-    published: int = 0
+from flashrt_ros.statistics import Statistics
 
 
 class Decider:
@@ -90,6 +66,8 @@ class Decider:
         self._horizon = max(session.contract.shapes).horizon
         self._prepared: dict[str, tuple[Sample, Any]] = {}  # by camera
         self._blank: ActionChunk | None = self._blank_chunk()
+        #: Of the node's clock.
+        self.eras = Eras()
         #: Where decisions build on each other, each session's chunk under way by name; else empty.
         self.episodes: dict[str, Episode] = {}
         #: Called once the next chunk of the main session has begun, and then forgotten.
@@ -110,6 +88,7 @@ class Decider:
         not_before: Mapping[str, int] = NOTHING,
         continuation: Continuation | None = None,
         executed: np.ndarray | None = None,
+        era: int | None = None,
     ) -> Any:
         """Decide and return the ActionChunk.
 
@@ -123,26 +102,25 @@ class Decider:
             executed: [rows, action_dim], where decisions build on each other: what was done with
                 the main session's last chunk; None: it was executed as it was decided. Another
                 session gets it for the same chunk.
+            era: of the clock, where it began earlier than now; nothing comes of it in another one.
 
         The main session's chunk is also published, if the node is still active; chunks of other
         sessions are branches that no controller asked for, and only returned.
 
         Raises:
             StaleInputError: an input has no usable sample, or the retained one is too old by now;
-                nothing was decided.
+                nothing was decided. ClockJumpError where the clock jumped meanwhile.
             NumericsError: an action is not finite.
             FlashRTError: whatever the session refuses.
         """
         session = self._engine.session(session_name)
+        era, now_ns = self._begun(era)
         if self.episodes:
-            if session.turn and not session.intact:
-                self.begin_anew(session_name)  # what failed before took the past with it
-            if session.turn and not self._episode(session_name).under_way:
-                return self._taken_up(session, not_before)
+            if self._has_restored(session, now_ns, reuse_context):
+                return self._taken_up(session, not_before, era)
             executed = self._done(session, executed)
         start, image_age_ns = time.perf_counter_ns(), None
         previous: Previous | None = None
-        now_ns = self._outlet.now_ns()
         if reuse_context:
             self._require_current(session, now_ns, not_before)
         else:
@@ -158,8 +136,8 @@ class Decider:
         if previous is not None:
             self._statistics.count("guided")
             self._statistics.count("kept_rows", previous.frozen)
-        marks = _Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
-        return self._give(session_name, decision, marks)
+        marks = Marks(start, ingested, time.perf_counter_ns(), image_age_ns)
+        return self._give(session_name, decision, marks, era)
 
     def _require_current(
         self, session: Session, now_ns: int, not_before: Mapping[str, int]
@@ -173,14 +151,18 @@ class Decider:
             if session.name == MAIN:
                 self._ingest.require_current(host.stamps_ns, now_ns)
 
-    def _give(self, name: str, decision: Decision, marks: _Marks) -> Any:
-        """The chunk, published where it is the main session's."""
-        chunk = self._chunk(name, decision, marks)
-        if name == MAIN:
-            if self._outlet.open():
-                self._publish(chunk, decision, marks)
-            while self.at_beginning:
-                self.at_beginning.popleft()()
+    def _give(self, name: str, decision: Decision, marks: Marks, era: int) -> Any:
+        """The chunk, published where it is the main session's; ClockJumpError behind its era."""
+        try:
+            with self.eras.lasting(era):
+                chunk = self._chunk(name, decision, marks)
+                if name == MAIN and self._outlet.open():
+                    self._publish(chunk, decision, marks)
+        except ClockJumpError:
+            self.begin_anew(name)  # nobody executes it
+            raise
+        while name == MAIN and self.at_beginning:
+            self.at_beginning.popleft()()
         return chunk
 
     def _gather(
@@ -291,7 +273,33 @@ class Decider:
                     episode.executed = executed
         return own.executed if session.turn and own.under_way else None
 
-    def _taken_up(self, session: Session, not_before: Mapping[str, int]) -> Any:
+    def _begun(self, era: int | None) -> tuple[int, int]:
+        """The era that a decision belongs to, and the time in it (ns)."""
+        era = self.eras.now if era is None else era
+        with self.eras.lasting(era):
+            return era, self._outlet.now_ns()
+
+    def _has_restored(self, session: Session, now_ns: int, reuse_context: bool) -> bool:
+        """Whether a session has a restored chunk that goes out before another one is made.
+
+        One that is outdated is dropped: nobody executed it, so an episode begins. Where the context
+        is to be reused it stays, and StaleStateError or StaleInputError says why.
+        """
+        if session.turn and not session.intact:
+            self.begin_anew(session.name)  # what failed before took the past with it
+        if not session.turn or self._episode(session.name).under_way:
+            return False
+        try:
+            require_valid(session, self._ingest, now_ns)
+        except (StaleStateError, StaleInputError):
+            if reuse_context:
+                raise
+            self._statistics.count("dropped_chunks")
+            self.begin_anew(session.name)
+            return False
+        return True
+
+    def _taken_up(self, session: Session, not_before: Mapping[str, int], era: int) -> Any:
         """The chunk of a restored decision, which is executed before another one is made, as if it
         had just been decided. StaleInputError where it is older than it was asked for.
         """
@@ -302,7 +310,7 @@ class Decider:
         index = session.decisions - 1
         decision = Decision(index, actions, actions, {}, host.stamp_ns, host.stamps_ns)
         now = time.perf_counter_ns()
-        return self._give(session.name, decision, _Marks(now, now, now))
+        return self._give(session.name, decision, Marks(now, now, now), era)
 
     def _look_late(self, session: Session, observation: Observation, now_ns: int) -> None:
         """Where a chunk is over and a camera showed too little of it: the newest picture again."""
@@ -314,7 +322,7 @@ class Decider:
             episode.seen()
             self._statistics.count("late_pictures")
 
-    def _chunk(self, session_name: str, decision: Decision, marks: _Marks) -> ActionChunk:
+    def _chunk(self, session_name: str, decision: Decision, marks: Marks) -> ActionChunk:
         chunk, self._blank = self._blank or self._blank_chunk(), None
         chunk.session, chunk.sequence = session_name, decision.index
         chunk.horizon, chunk.action_dim = decision.actions.shape
@@ -353,24 +361,13 @@ class Decider:
             dt=self._dt,
         )
 
-    def _publish(self, chunk: Any, decision: Decision, marks: _Marks) -> None:
+    def _publish(self, chunk: Any, decision: Decision, marks: Marks) -> None:
         self._outlet.chunk(chunk)
         marks = replace(marks, published=time.perf_counter_ns())
-        age = chunk.observation_age
-        took = dict(decision.stage_ms)
-        action_ms = took.pop("action", 0.0)
-        timing = Timing(
-            ingest_ms=_ms(marks.ingested - marks.start),
-            context_ms=sum(took.values()),
-            action_ms=action_ms,
-            publish_ms=_ms(marks.published - marks.decided),
-            total_ms=_ms(marks.published - marks.start),
-            observation_age_ms=age.sec * 1e3 + age.nanosec * 1e-6,
-        )
+        timing = marks.timing(decision.stage_ms, chunk.observation_age)
         self._statistics.decided(timing)
-        if marks.image_age_ns is not None:
-            engine_ms = timing.context_ms + timing.action_ms
-            self._statistics.overhead(_ms(marks.image_age_ns) + timing.total_ms - engine_ms)
+        if (overhead_ms := marks.overhead_ms(timing)) is not None:
+            self._statistics.overhead(overhead_ms)
         self._outlet.timing(
             DecisionTiming(
                 header=chunk.header,
@@ -393,7 +390,3 @@ def _check_units(decision: Decision, session_name: str) -> None:
             got="NaN or infinity",
             remedy="check the normalisation statistics",
         )
-
-
-def _ms(ns: int) -> float:
-    return ns * 1e-6

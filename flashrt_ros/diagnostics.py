@@ -39,6 +39,7 @@ _COUNTERS = (
     "clock_jumps",
     "late_pictures",
     "beyond_network",
+    "dropped_chunks",
     prompt_topic.TAKEN,
     prompt_topic.REFUSED,
 )

@@ -35,3 +35,7 @@ class StaleInputError(FlashRTError):
     code = 83
     inputs: tuple[str, ...] = ()
     skewed: bool = False
+
+
+class ClockJumpError(StaleInputError):
+    """The node's clock jumped while a decision was made: it is neither published nor executed."""

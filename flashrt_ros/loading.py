@@ -87,6 +87,17 @@ def check_history(config: NodeConfig, contract: Contract) -> None:
         )
 
 
+def check_plan(config: NodeConfig, contract: Contract, relative: tuple[int, ...]) -> None:
+    """OptionError where a configuration does not fit what was loaded; ``relative``: the actions
+    that the state is added to.
+    """
+    check_action_kind(config, relative)
+    horizon = max(contract.shapes).horizon
+    check_replan_rows(config, horizon)
+    check_delay(config, horizon)
+    check_history(config, contract)
+
+
 def _names(config: NodeConfig, indices: tuple[int, ...]) -> str:
     return ", ".join(config.action_names[index] for index in indices)
 

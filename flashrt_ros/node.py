@@ -26,7 +26,6 @@ from rclpy.signals import SignalHandlerOptions
 from flashrt_core.errors import CaptureError, ContractError, FlashRTError
 from flashrt_ros import command_line
 from flashrt_ros.autostart import Autostart
-from flashrt_ros.decider import Outlet
 from flashrt_ros.declaration import NodeParameters
 from flashrt_ros.diagnostics import Diagnostics
 from flashrt_ros.edge_log import EdgeLog
@@ -34,6 +33,7 @@ from flashrt_ros.errors import WrongStateError
 from flashrt_ros.executor import InputsFirst
 from flashrt_ros.log_folder import ensure_log_folder
 from flashrt_ros.msg import ActionChunk, DecisionTiming
+from flashrt_ros.outlet import Outlet
 from flashrt_ros.own_name import OwnName, Use
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.runtime import Runtime

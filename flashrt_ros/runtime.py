@@ -21,22 +21,22 @@ from flashrt_core.errors import FlashRTError
 from flashrt_core.load import MAIN, load
 from flashrt_core.session import Session
 from flashrt_ros.clock_jumps import forget, on_jumps, told
-from flashrt_ros.decider import Decider, Outlet
+from flashrt_ros.decider import Decider
 from flashrt_ros.edge_log import EdgeLog
-from flashrt_ros.errors import BusyError, StaleInputError, WrongStateError
+from flashrt_ros.errors import BusyError, ClockJumpError, StaleInputError, WrongStateError
 from flashrt_ros.execution.control import Control
 from flashrt_ros.fresh_images import FreshImages
 from flashrt_ros.ingest import Ingest
 from flashrt_ros.inputs import Input, Refusal
 from flashrt_ros.loading import (
     LoadLog,
-    check_action_kind,
     check_delay,
-    check_history,
+    check_plan,
     check_replan_rows,
     load_options,
 )
 from flashrt_ros.looker import Looker
+from flashrt_ros.outlet import Outlet
 from flashrt_ros.parameters import NodeConfig
 from flashrt_ros.prompt_topic import PromptTopic
 from flashrt_ros.silence import Silence
@@ -129,11 +129,7 @@ class Runtime:
         progress = LoadLog(self.node.get_logger().info)
         self.session: Session = self.worker.call(lambda: load(load_options(config), progress))
         release(self._close_engine)
-        check_action_kind(config, self.session.processor.relative)
-        horizon = max(self.session.contract.shapes).horizon
-        check_replan_rows(config, horizon)
-        check_delay(config, horizon)
-        check_history(config, self.session.contract)
+        check_plan(config, self.session.contract, self.session.processor.relative)
         self.view_engine()
         self.fingerprint = self.session.fingerprint.digest
         self.decider = Decider(self.session, self.ingest, config, outlet, self.statistics)
@@ -149,7 +145,7 @@ class Runtime:
         self.gap_ns = round(config.execution.gap_s * 1e9)
         if self.execution is not None and self.decider.episodes:
             self.execution.expect_gaps(self.gap_ns)
-        release(on_jumps(self.node, self._on_jump))
+        release(on_jumps(self.node, self.decider.eras, self._on_jump))
 
     def _build_execution(self, outlet: Outlet) -> Outlet:
         """Build the execution; an outlet whose chunks it gets, too."""
@@ -327,7 +323,8 @@ class Runtime:
         self.deciding = True
         continuation = None if self.execution is None else self.execution.continuation()
         executed = self.looker.executed()
-        work = partial(self.decider.decide, continuation=continuation, executed=executed)
+        known = {"executed": executed, "era": self.decider.eras.now}
+        work = partial(self.decider.decide, continuation=continuation, **known)
         self.worker.submit(partial(self.in_turn, work), self._after_decision, urgent=True)
         if self.execution is not None:
             self.execution.begun()
@@ -342,6 +339,8 @@ class Runtime:
     def _after_decision(self, outcome: Outcome) -> None:
         self._silence.broken(self._outlet.now_ns())
         error = outcome.error
+        if isinstance(error, ClockJumpError):
+            return  # all that it was for is forgotten
         if error is not None and self.execution is not None:
             self.execution.failed(error)
         if error is None:

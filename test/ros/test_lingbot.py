@@ -11,7 +11,14 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_ros.srv import Decide, DropCapsule, ForkSession, RestoreCapsule, SaveCapsule
+from flashrt_ros.srv import (
+    Decide,
+    DropCapsule,
+    ForkSession,
+    RestoreCapsule,
+    SaveCapsule,
+    SetPrompt,
+)
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
@@ -32,6 +39,8 @@ def robot(start: Callable[..., Robot]) -> Robot:
     robot = start(
         policy="lingbot_va",
         camera__front__slot="view_0",
+        camera__front__max_age_s=30.0,  # a capsule that is restored is no older
+        joints__max_age_s=30.0,
         action__dt_s=DT_S,
         horizon=0,
         rate_hz=50.0,
@@ -195,3 +204,26 @@ def test_an_activation_begins_an_episode(robot: Robot) -> None:
     wait_until(lambda: len(robot.chunks) >= before + 2, 10.0, lambda: robot.target.log)
     assert [chunk.horizon for chunk in robot.chunks[before : before + 2]] == [4, 8]
     assert [chunk.sequence for chunk in robot.chunks[before : before + 2]] == [0, 1]
+
+
+def test_a_capsules_chunk_is_not_executed_under_another_prompt(robot: Robot) -> None:
+    """With the same one an activation goes on with it; else it begins an episode."""
+    saved = robot.call(SaveCapsule, "save_capsule", name="stopped")
+    kept = wait_until(
+        lambda: [chunk for chunk in robot.chunks if chunk.sequence == saved.decision - 1],
+        5.0,
+        "the chunk of the capsule",
+    )[-1]
+    for prompt in ("wave", "put everything down"):
+        assert robot.change(DEACTIVATE)
+        assert robot.call(RestoreCapsule, "restore_capsule", name="stopped").error_code == 0
+        assert robot.call(SetPrompt, "set_prompt", prompt=prompt).error_code == 0
+        before = len(robot.chunks)
+        assert robot.change(ACTIVATE)
+        robot.wait_chunks(1)
+        first = robot.chunks[before]
+        if prompt == "wave":
+            assert (first.sequence, first.data) == (kept.sequence, kept.data)
+        else:
+            assert (first.sequence, first.horizon) == (kept.sequence + 1, 4)
+    assert robot.fresh_part("decisions")["dropped_chunks"] == "1"

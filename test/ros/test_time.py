@@ -12,13 +12,14 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from flashrt_ros.srv import ForkSession, RestoreCapsule, SaveCapsule
+from flashrt_ros.srv import Decide, ForkSession, RestoreCapsule, SaveCapsule
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, JointState
+from std_msgs.msg import Float64MultiArray
 
-from flashrt_ros.stamps import time_message, to_ns
+from flashrt_ros.stamps import duration_message, time_message, to_ns
 
 from .harness import DEACTIVATE, Robot, image, joint_state, wait_until
 
@@ -183,3 +184,53 @@ def test_behind_a_jump_nobody_knows_how_old_a_context_is(
     simulation.sensors = True
     wait_until(lambda: robot.decide(5.0).error_code == 0, 20.0, "another decision")
     assert robot.decide(reuse_context=True).error_code == 0
+
+
+@pytest.mark.parametrize("rate_hz", [0.0, 20.0])
+def test_a_decision_that_runs_while_the_clock_jumps_back_is_forgotten(
+    start: Callable[..., Robot], simulate: Callable[..., Simulation], rate_hz: float
+) -> None:
+    """It is neither published nor executed; the next one is."""
+    robot = start(
+        sim_time=True,
+        disturbed=True,
+        rate_hz=rate_hz,
+        camera__front__max_age_s=3.0,
+        joints__max_age_s=3.0,
+        action__dt_s=0.2,
+        output__commands__topic="commands",
+        limits__lower=[-50.0] * 3,
+        limits__upper=[50.0] * 3,
+        safe__action="stop",
+    )
+    commands: list[Any] = []
+    topic = f"{robot.target.namespace}/commands"
+    robot.node.create_subscription(Float64MultiArray, topic, commands.append, 50)
+    robot.bring_up()
+    simulation = simulate(robot, 500 * SECOND, 1.0)
+    if rate_hz:
+        robot.wait_chunks(1, 20.0)
+    else:
+        wait_until(lambda: robot.decide(5.0).error_code == 0, 20.0, "a decision")
+    robot.disturbance.order(busy_s=1.5)
+    request = Decide.Request(timeout=duration_message(5 * SECOND))
+    asked = None if rate_hz else robot.client(Decide, "decide").call_async(request)
+    time.sleep(0.5)  # those that were quick are over, one that is slow runs
+    robot.disturbance.order()
+    simulation.sensors = False
+    made, missed = len(robot.chunks), robot.fresh_part("decisions")["failed"]
+    simulation.now_ns -= 20 * SECOND
+    robot.wait_log("the node's clock jumped by -")
+    commands.clear()
+    time.sleep(2.0)
+    if asked is not None:
+        answer = wait_until(lambda: asked.done() and asked.result(), 5.0, "an answer")
+        assert answer.error_code == 83 and "jumped meanwhile" in answer.error_msg
+    assert len(robot.chunks) == made and commands == []
+    assert robot.fresh_part("decisions")["failed"] == missed
+    simulation.sensors = True
+    if not rate_hz:
+        wait_until(lambda: robot.decide(5.0).error_code == 0, 20.0, "another decision")
+    wait_until(lambda: len(robot.chunks) > made and commands, 20.0, "a chunk that is executed")
+    assert all(to_ns(c.header.stamp) < 495 * SECOND for c in robot.chunks[made:])
+    assert robot.target.stop() == 0
