@@ -2,8 +2,7 @@
 // square of the whole row, of which the product has left the sums of squares of runs beside it.
 //
 // Eight threads have a row: each the numbers of eight columns and of their partners half a head further, with
-// which they turn. So
-// 128 threads take the 16 rows of a block at once, and wait for memory once.
+// which they turn. So 128 threads take the 16 rows of a block at once, and wait for memory once.
 #pragma once
 
 #include <cstdint>

@@ -261,12 +261,7 @@ def _check(
     check.quantised("out", out, ("M", heads * dim), "out_scale", out_scale, (1,))
     check.require(heads % kv_heads == 0, "heads of 'q'", expected=f"n*{kv_heads}", got=heads)
     rows, keys = check.sizes["M"], check.sizes["N"]
-    check.require(
-        segments >= 1 and rows % segments == 0 and keys % segments == 0,
-        "rows of 'q' and 'k'",
-        expected=f"multiples of segments {segments}",
-        got=f"{rows} and {keys}",
-    )
+    check.segments(segments, "rows of 'q' and 'k'", "M", "N")
     check.require(
         not causal or rows == keys,
         "rows of 'k'",

@@ -163,6 +163,16 @@ class ArgCheck:
             self.tensor(gain_name, gain, ("D",), F32)
             self.tensor(shift_name, shift, ("D",), F32)
 
+    def segments(self, segments: int, what: str, *letters: str) -> None:
+        """Checks that the rows of each of these letters fall into that many equal runs."""
+        counts = [self.sizes[letter] for letter in letters]
+        self.require(
+            segments >= 1 and all(count % segments == 0 for count in counts),
+            what,
+            expected=f"{'multiples' if len(counts) > 1 else 'a multiple'} of segments {segments}",
+            got=" and ".join(map(str, counts)),
+        )
+
     def choice(self, name: str, value: str, allowed: tuple[str, ...]) -> None:
         """Raises ContractError unless a setting is one of those that the op knows."""
         self.require(value in allowed, name, expected=" or ".join(allowed), got=value)

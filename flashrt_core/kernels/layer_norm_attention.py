@@ -292,14 +292,9 @@ def _check_rest(
     given_ones = given(q_norm=q_norm, key_bias=key_bias)
     if segments == 1 and not given_ones:
         return {}
-    rows, keys = check.sizes["M"], check.sizes.get("N", 0)
-    check.require(keys > 0, "argument 'k'", expected="keys, with this", got=None)
-    check.require(
-        segments >= 1 and rows % segments == 0 and keys % segments == 0,
-        "rows of 'x' and 'k'",
-        expected=f"multiples of segments {segments}",
-        got=f"{rows} and {keys}",
-    )
+    there = check.sizes.get("N", 0) > 0
+    check.require(there, "argument 'k'", expected="keys, with this", got=None)
+    check.segments(segments, "rows of 'x' and 'k'", "M", "N")
     if q_norm is not None:
         check.tensor("q_norm", q_norm, ("W",), F32)
     if key_bias is not None:

@@ -7,12 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .attention import attention_launch, attention_ref
-from .biased_attention import (
-    RowNorm,
-    pooled_attention_launch,
-    takes_new_keys,
-    takes_norms,
-)
+from .biased_attention import RowNorm, pooled_attention_launch, takes_new_keys, takes_norms
 from .check import F32, I32, ArgCheck
 from .few_rows_linear import layer_norm_linear_few_rows
 from .launch import Launcher, require_bf16
@@ -235,18 +230,7 @@ def _check(
     check.tensor("q_norm", q_norm, ("Dq",), F32)
     check.tensor("k_norm", k_norm, ("Dkv",), F32)
     check.tensor("key_bias", key_bias, ("N",), F32)
-    for name in ("M", "N"):
-        count = check.sizes[name]
-        check.require(
-            segments >= 1 and count % segments == 0,
-            "rows of 'x' and 'k'",
-            expected=f"multiples of segments {segments}",
-            got=count,
-        )
-    check.require(
-        check.sizes["Dq"] % check.sizes["Dkv"] == 0,
-        "columns of 'q'",
-        expected=f"n*{check.sizes['Dkv']}",
-        got=check.sizes["Dq"],
-    )
+    check.segments(segments, "rows of 'x' and 'k'", "M", "N")
+    width, shared = check.sizes["Dq"], check.sizes["Dkv"]
+    check.require(width % shared == 0, "columns of 'q'", expected=f"n*{shared}", got=width)
     return check

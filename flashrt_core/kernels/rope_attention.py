@@ -135,14 +135,9 @@ def rope_attention(
     merged = check_qkv_outputs(check, rope, q, k, v, head_dim)
     check.tensor("qkv", qkv, ("M", merged))
     check.quantised("out", out, ("M", "Dq"), "out_scale", out_scale, (1,))
-    rows, heads, shared = (check.sizes[name] for name in ("M", "Dq", "Dkv"))
+    heads, shared = check.sizes["Dq"], check.sizes["Dkv"]
     check.require(heads % shared == 0, "heads of 'q'", expected=f"n*{shared}", got=heads)
-    check.require(
-        segments >= 1 and rows % segments == 0,
-        "rows of 'q'",
-        expected=f"a multiple of segments {segments}",
-        got=rows,
-    )
+    check.segments(segments, "rows of 'q'", "M")
     options: dict[str, Any] = given(out_scale=out_scale)
     options |= _check_norms(check, q_norm, k_norm, head_dim, eps)
     if causal:
