@@ -101,8 +101,8 @@ class Session:
         check_instruction(text)
         self.processor.check_prompt(text)
         if text != self._host.prompt:
-            # First: an interrupt between leaves the old prompt, not the old context as the new's.
-            self.ledger.announce(Rate.PROMPT)
+            self.host_state()  # of what the context was made, while that can be told
+            self.ledger.announce(Rate.PROMPT)  # first: an interrupt between leaves the old prompt
             self._host = replace(self._host, prompt=text)
 
     @property
@@ -180,13 +180,17 @@ class Session:
         """Replay one stage; its milliseconds by name.
 
         StaleStateError when a window it reads was not written, or a prerequisite is missing or
-        (unless ``allow_stale``) older than the inputs.
+        (unless ``allow_stale``) older than the inputs. Of what is then made of old and new, the
+        robot's state and the stamps are unknown.
         """
         spec = self.contract.stage(stage)
         self.past.check_alone(f"stage {stage!r} by itself", harmless=spec.transform)
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
-        return self.engine.replay(self, (spec,), self._shape())
+        took = self.engine.replay(self, (spec,), self._shape())
+        if spec.name in self.contract.decision_stages[-1].requires and not spec.transform:
+            self._host = self.host_state().settled(self.contract)
+        return took
 
     def decide(
         self,

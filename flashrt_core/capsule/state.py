@@ -76,6 +76,14 @@ class HostState:
             decisions=self.decisions if decisions is None else decisions,
         )
 
+    def settled(self, contract: Contract) -> HostState:
+        """The same, where the context was just made: if not of the newest inputs alone, it is of no
+        single observation.
+        """
+        if self.lineage.current(contract):
+            return self
+        return replace(self, stamp_ns=0, stamps_ns=NO_STAMPS, robot_state=None)
+
     def has_staged(self, names: Iterable[str], values: Mapping[str, Array]) -> bool:
         """Whether the values of all ``names`` are those that are staged."""
         staged = self.staged

@@ -180,3 +180,44 @@ def test_rows_are_executed_with_an_observation(main: Session, rows: Any) -> None
         main.decide(executed=rows)
     assert main.decisions == 1
     check(main, main.decide, 3)
+
+
+class TestBehindAnotherPrompt:
+    """What the context was made with is known before something makes it stale."""
+
+    @pytest.mark.parametrize("looks", [False, True])
+    def test_a_context_made_alone_keeps_its_own(self, main: Session, looks: bool) -> None:
+        main.observe(see(9))
+        main.run("context")
+        if looks:
+            main.host_state()
+        main.set_prompt("b")
+        found = main.act(allow_stale=True)
+        assert np.array_equal(found.actions, found.raw[:, :2] + np.float32(9))
+        assert (found.stamp_ns, found.stamps_ns) == (9, {"joints": 9})
+
+    def test_written_windows_have_none(self, main: Session) -> None:
+        main.write(image(9))
+        main.run("context")
+        main.set_prompt("b")
+        with pytest.raises(InputError, match="state: expected 3 numbers, got none"):
+            main.act(allow_stale=True)
+        assert (main.host_state().stamp_ns, main.host_state().stamps_ns) == (0, {})
+
+    def test_nor_behind_a_decision_that_was_refused(self, main: Session) -> None:
+        main.write(image(9))
+        with pytest.raises(InputError, match="got none"):
+            main.decide()
+        main.set_prompt("b")
+        with pytest.raises(InputError, match="got none"):
+            main.act(allow_stale=True)
+
+    def test_a_context_of_old_and_new_is_of_no_single_observation(self, main: Session) -> None:
+        main.observe(see(9))
+        main.set_prompt("b")
+        main.run("context", allow_stale=True)
+        with pytest.raises(InputError, match="got none"):
+            main.act(allow_stale=True)
+        assert (main.host_state().stamp_ns, main.host_state().stamps_ns) == (0, {})
+        main.observe(see(5))
+        check(main, main.decide, 5)
