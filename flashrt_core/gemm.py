@@ -74,7 +74,8 @@ def linear_launch(
     epilogue is done by one kernel behind where the library does not do it, or not as fast.
     """
     ends: dict[str, Any] = {"activation": activation, "residual": residual}
-    if linear_few_rows(launcher, x, weight, bias, out, **ends, weight_scale=weight_scale):
+    ends |= {"x_scale": x_scale, "weight_scale": weight_scale}
+    if linear_few_rows(launcher, x, weight, bias, out, **ends):
         return
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:

@@ -13,7 +13,8 @@
 // which x is multiplied by as x + x (g - 1), and rides along as two tokens behind those of shift.
 //
 // Weights are bf16, or int8 with a float32 scale a row (S::kWhole): widened to bf16, which holds them
-// exactly, on their way to the tensor cores; the finished sum is multiplied by its row's scale.
+// exactly, on their way to the tensor cores; the finished sum is multiplied by its row's scale. Or both x and
+// W are E4M3 (a Weight of that type), each with a scale of its own, and so is the sum.
 //
 // A shape S gives, besides the names above: Weight, its type; Product, the class that multiplies; kThreads;
 // kInner = K; kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those
@@ -34,8 +35,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cluster.cuh"
+#include "quantise.cuh"
 #include "stream.cuh"
 #include "tile_copy.cuh"
 #include "vector.cuh"
@@ -49,12 +52,13 @@ template <class W>
 struct FewRowsInput {
   const bf16* x;  // [tokens, K], rows x_stride elements apart
   const W* weight;
-  const float* weight_scale;  // [N], with kWhole
+  const float* weight_scale;  // [N], with kWhole; [1] of E4M3
   const CUtensorMap* tiles;  // of W, instead of `weight` with From::kTiles
   const float *scale, *shift;  // [K], with kNorm; with kCentred also null: 1 and 0
   float eps;
   int tokens, x_stride;
   const CUtensorMap* rows = nullptr;  // of x, instead of `x` where the copy engine fetches it
+  const float* x_scale = nullptr;     // [1], of E4M3
 };
 
 // What an op gives whose items are four rows of W that follow each other, in order.
@@ -79,6 +83,7 @@ class FewRows {
  protected:
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
   static constexpr int kFrom = S::kSplit - (S::kOwnStays ? 1 : 0);  // blocks whose pushes come
+  static constexpr bool kNarrow = std::is_same_v<typename S::Weight, e4m3>;
   // Tokens that are no rows of x: where the first of them is, seen from the end, and how many.
   static constexpr int kBack = S::kCentred ? 4 : 2, kExtra = S::kNorm ? kBack : 0;
 
@@ -122,6 +127,9 @@ class FewRows {
       const float4 s = op_.row_scales(in_.weight_scale, tile_, item);
       constexpr float k = Widening::kFactor;
       row_scales_ = {s.x * k, s.y * k, s.z * k, s.w * k};
+    } else if constexpr (kNarrow) {
+      const float k = *in_.x_scale * *in_.weight_scale;
+      row_scales_ = {k, k, k, k};
     }
   }
   __device__ __forceinline__ void fetch() {
@@ -215,7 +223,7 @@ class FewRows {
   Op& op_;
   unsigned char* shared_;
   int thread_, lane_, warp_, split_, tile_;
-  float4 row_scales_;  // of this thread's item, with kWhole
+  float4 row_scales_;  // of this thread's item, with kWhole or kNarrow
 
   // The sum over the parts, for two neighbouring rows of W.
   __device__ __forceinline__ float2 sum_pair(int token, int row) const {
@@ -391,7 +399,7 @@ class FewRows {
         if constexpr (!kSameItem) b = sum_shift(own, item);
         y = {y.x * r + b.x, y.y * r + b.y, y.z * r + b.z, y.w * r + b.w};
       }
-      if constexpr (S::kWhole) {
+      if constexpr (S::kWhole || kNarrow) {
         const float4& s = row_scales_;
         y = {y.x * s.x, y.y * s.y, y.z * s.z, y.w * s.w};
       }

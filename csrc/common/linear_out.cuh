@@ -1,24 +1,28 @@
 // What a product of few rows leaves: y = act(v + b) + residual, or gate act(v + b) + residual; one
-// rounding into y, and what is added is fetched while the sums still come. And sums of squares of y, for the
+// rounding into y, bf16 or E4M3 with a scale, and what is added is fetched while the sums still come. And sums of squares of y, for the
 // kernel behind, which has norms of whole rows in front.
 #pragma once
 
 #include "activation.cuh"
 #include "few_rows_product_sm90.cuh"
+#include "quantise.cuh"
 
 namespace flashrt {
 
-template <class S>
+template <class S, class Out = bf16>
 struct LinearOut : NeighbourRows<S> {
   static constexpr bool kFetches = true;
 
-  bf16* y;
+  Out* y;
   const bf16 *bias, *residual;
   int y_stride, residual_stride, activation;
   float4 offsets;
   uint2 before;
+  const float* out_scale = nullptr;  // [1], of E4M3
+  float factor = 1.0f;
 
   __device__ __forceinline__ void prepare(int tile, int item) {
+    factor = store_factor<Out>(out_scale);
     offsets = {0.0f, 0.0f, 0.0f, 0.0f};
     if (!bias) return;
     const uint2 v = *reinterpret_cast<const uint2*>(bias + tile * S::kRows + item * 4);
@@ -54,7 +58,16 @@ struct LinearOut : NeighbourRows<S> {
         after;
   }
   __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
-    store(tile, token, item, rounded(v));
+    if constexpr (sizeof(Out) == 2) {
+      store(tile, token, item, rounded(v));
+    } else {
+      const float2 low = unpack2(before.x), high = unpack2(before.y);
+      v = acted(v);
+      const uint32_t after = quantise4((v.x + low.x) * factor, (v.y + low.y) * factor,
+                                       (v.z + high.x) * factor, (v.w + high.y) * factor);
+      Out* target = y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4;
+      *reinterpret_cast<uint32_t*>(target) = after;
+    }
   }
 };
 

@@ -12,6 +12,9 @@
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
 // won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
 //
+// E4M3 rows and weights are both read from shared memory, 128 columns a step; what a sum is multiplied by comes
+// with them (FewRowsInput). They have no norm in front: its moments are known when x is quantised already.
+//
 // With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
 // fewer stages of x than of W (kTokenStages) each has barriers of
 // its own.
@@ -34,13 +37,15 @@ namespace flashrt {
 template <class S, class Op>
 class StreamedProduct;
 
-// kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kStages tiles in the ring.
+// kRows of W and kSteps of 64 columns, or 128 of E4M3, a block, kSplit blocks in a cluster, kStages tiles in the ring.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
-          bool kLate_ = false, int kTokenStages_ = kStages_, bool kSlim_ = false>
+          bool kLate_ = false, int kTokenStages_ = kStages_, bool kSlim_ = false, class Weight_ = bf16>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
-  using Weight = bf16;
+  using Weight = Weight_;
+  static constexpr bool kNarrow = sizeof(Weight) == 1;
+  static constexpr int kColumns = 128 / sizeof(Weight);  // of a step
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr bool kBlockScope = false;
   static constexpr bool kOwnStays = kSlim_;
@@ -51,9 +56,10 @@ struct StreamedShape {
   static constexpr int kTokenStages = kTokenStages_;
   static constexpr bool kApart = kTokenStages != kStages;
   static constexpr int kMaxTokens = kMaxTokens_, kTokens = kMaxTokens + (kNorm ? 4 : 0);
-  static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
+  static constexpr int kDepth = kColumns * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
+  static_assert(!(kNarrow && (kNorm || kLate_)), "not with E4M3");
   static_assert(kRows % 8 == 0 && kItems % kSplit == 0, "whole items a block");
   static_assert(kMaxTokens % 16 == 0 && kMaxTokens <= 48, "whole warps");
   static_assert(!kLate || kStages < kSteps, "there are last tiles");
@@ -169,7 +175,7 @@ class StreamedProduct : protected FewRows<S, Op> {
     // What is left of a short share comes as far as the second-level cache.
     if constexpr (S::kLate && S::kSteps <= 2 * S::kStages) {
       for (int step = S::kStages; step < S::kSteps; ++step) {
-        prefetch_tile(*in_.tiles, split_ * S::kDepth + columns(step) * 64, tile_ * S::kRows);
+        prefetch_tile(*in_.tiles, split_ * S::kDepth + columns(step) * S::kColumns, tile_ * S::kRows);
       }
     }
   }
@@ -177,13 +183,13 @@ class StreamedProduct : protected FewRows<S, Op> {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       copy_tile(*in_.tiles, shared_address(stage(step) + box * (S::kWeightBytes / S::kBoxes)), full(step),
-                split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64,
+                split_ * S::kDepth + (S::kLate ? columns(step) : step) * S::kColumns,
                 S::box_row(tile_, box));
     }
   }
   __device__ __forceinline__ void fetch_tokens(int step) const {
     copy_tile(*in_.rows, shared_address(tokens(step)), tokens_full(step),
-              split_ * S::kDepth + (S::kLate ? columns(step) : step) * 64, 0);
+              split_ * S::kDepth + (S::kLate ? columns(step) : step) * S::kColumns, 0);
   }
 
   __device__ __forceinline__ void fetch_first_tokens() const {
@@ -199,15 +205,7 @@ class StreamedProduct : protected FewRows<S, Op> {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
       if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
-      uint32_t x[4][4];
-      load_operands(step, x);
-      const uint64_t w = wgmma_tile(shared_address(stage(step)));
-      wgmma_begin();
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        WgmmaRegisters<S::kRows>::run(sums, x[part], wgmma_step(w, part), turn > 0 || part > 0);
-      }
-      wgmma_commit();
+      multiply_step(step, sums, turn > 0);
       if constexpr (S::kNorm) {
         if (slab_ < S::kMaxTokens / 16) add_moments(step, squares, totals);
       }
@@ -230,6 +228,28 @@ class StreamedProduct : protected FewRows<S, Op> {
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
     if constexpr (S::kNorm) leave_moments(squares, totals);
+  }
+
+  // The four products of a step, onto sums of those before with `keep`.
+  __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kRows / 2], bool keep) const {
+    const uint64_t w = wgmma_tile(shared_address(stage(step)));
+    if constexpr (S::kNarrow) {
+      const uint64_t x = wgmma_tile(shared_address(tokens(step)));
+      wgmma_begin();
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        WgmmaE4m3<S::kRows>::run(sums, wgmma_step(x, part), wgmma_step(w, part), keep || part > 0);
+      }
+    } else {
+      uint32_t x[4][4];
+      load_operands(step, x);
+      wgmma_begin();
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        WgmmaRegisters<S::kRows>::run(sums, x[part], wgmma_step(w, part), keep || part > 0);
+      }
+    }
+    wgmma_commit();
   }
 
   // A step's operands of four products, 16 columns each. All that a warp reads is on its way before the

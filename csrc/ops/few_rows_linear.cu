@@ -2,9 +2,10 @@
 // layer_norm_linear: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
 // layer_norm_linear_squares: the same without act, and squares [A, runs] float32, sums of squares of runs of
 // the rows of y (linear_out.cuh)
-// x [A, K], y [A, N] bf16, rows of y and residual *_stride elements apart; b [N], residual [A, N] bf16 or
+// x [A, K], y [A, N] bf16, or y E4M3 with out_scale [1] float32, rows of y and residual *_stride elements apart; b [N], residual [A, N] bf16 or
 // null, residual may be y; gain, shift [K] float32 or null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
+// or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns
 // or int8 with weight_scale [N] float32, packed: behind a norm x has rows x_stride elements apart, else it
 // comes as a map
 // act as in activation.cuh, without the form with the error function
@@ -30,6 +31,18 @@
                                            activation, {}, {}});                                   \
   }
 
+// The same with E4M3 results.
+#define FLASHRT_LAYER_NORM_LINEAR_INTO_FP8(name, Shape, blocks)                                    \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::e4m3* y,     \
+           const float* out_scale, int tokens, int y_stride, int activation, float eps) {          \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
+        flashrt::LinearOut<flashrt::Shape, flashrt::e4m3>{{}, y, bias, nullptr, y_stride, 0,       \
+                                                          activation, {}, {}, out_scale});         \
+  }
+
 #define FLASHRT_LAYER_NORM_LINEAR_SQUARES(name, Shape, blocks)                                     \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
@@ -47,6 +60,19 @@
            int y_stride, int residual_stride, int activation) {                                    \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
+        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
+                                           activation, {}, {}});                                   \
+  }
+
+// The same with E4M3 rows and weights.
+#define FLASHRT_LINEAR_FP8(name, Shape, blocks)                                                    \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const float* x_scale, const float* weight_scale, const flashrt::bf16* bias,             \
+           const flashrt::bf16* residual, flashrt::bf16* y, int tokens, int y_stride,              \
+           int residual_stride, int activation) {                                                  \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, weight_scale, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x, x_scale}, \
         flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
                                            activation, {}, {}});                                   \
   }
@@ -97,6 +123,8 @@ using Linear1536x96 = StreamedShape<96, 12, 2, 4, false>;
 static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
 using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, 4, true>;
 static_assert(Linear6144x96::kSharedBytes == 114528, "as the launcher has it");
+using Linear6144x96Fp8 = StreamedShape<96, 6, 8, 6, false, 48, false, 4, true, e4m3>;
+static_assert(Linear6144x96Fp8::kSharedBytes == 114528, "as the launcher has it");
 
 // For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named
 // for the rows of a block, and for the most tokens where another takes more. Any that follow each other in
@@ -130,6 +158,7 @@ FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_32_bf16_sm90, NormLinear1536x3
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_48_bf16_sm90, NormLinear1536x48, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_72_bf16_sm90, NormLinear1536x72, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x96, 2)
+FLASHRT_LAYER_NORM_LINEAR_INTO_FP8(layer_norm_linear_k1536_96_bf16_into_fp8_sm90, NormLinear1536x96, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_96_bf16_sm90, NormLinear3072x96, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_144_bf16_sm90, NormLinear3072x144, 2)
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_112_bf16_sm90, NormLinear3072x112, 2)
@@ -141,6 +170,7 @@ FLASHRT_LINEAR(linear_k1536_32_bf16_sm90, Linear1536x32, 2)
 FLASHRT_LINEAR(linear_k1536_48_bf16_sm90, Linear1536x48, 2)
 FLASHRT_LINEAR(linear_k1536_96_bf16_sm90, Linear1536x96, 2)
 FLASHRT_LINEAR(linear_k6144_96_bf16_sm90, Linear6144x96, 2)
+FLASHRT_LINEAR_FP8(linear_k6144_96_fp8_sm90, Linear6144x96Fp8, 2)
 FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_by_2_i8_sm90, NormLinear1536By2I8, 2)
 FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_by_4_i8_sm90, NormLinear1536By4I8, 2)
 FLASHRT_LINEAR_I8(linear_k1536_by_4_i8_sm90, Linear1536By4I8, 2)

@@ -7,6 +7,7 @@ csrc/ops/few_rows_linear.cu, and of four bits csrc/ops/four_bit_linear.cu.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, require_bf16
 from .maths import ACTIVATIONS, Activation
+from .quantised import E4M3
 from .skinny import SkinnyPlan, Squares, busiest
 
 #: Most rows of x that the copy engine fetches.
@@ -56,6 +58,12 @@ def _whole(
     )
 
 
+#: With E4M3 rows and weights.
+FP8_PLANS = (
+    SkinnyPlan(
+        "linear_k6144_96_fp8_sm90", 6144, _TOKENS, 96, 114528, cluster=8, tiles=True, mapped=True
+    ),
+)
 LINEAR_PLANS = (
     streamed_plan("linear", 1536, 32, 67648, 4),
     streamed_plan("linear", 1536, 48, 83008, 4),
@@ -79,6 +87,17 @@ NORM_PLANS = (
 )
 
 
+#: Those whose results may be E4M3, in the form ``_into_fp8``.
+_INTO_FP8 = ("layer_norm_linear_k1536_96_bf16_sm90",)
+
+
+def _into_fp8(plan: SkinnyPlan) -> SkinnyPlan | None:
+    """Its form with E4M3 results; None where there is none."""
+    if plan.kernel not in _INTO_FP8:
+        return None
+    return replace(plan, kernel=plan.kernel.replace("_sm90", "_into_fp8_sm90"))
+
+
 def _few_rows_plan(
     plans: Sequence[SkinnyPlan],
     launcher: Launcher,
@@ -88,8 +107,12 @@ def _few_rows_plan(
     activation: Activation,
 ) -> SkinnyPlan | None:
     """The plan that keeps most multiprocessors busy at once; None for none."""
-    wide = x.dtype is out.dtype is torch.bfloat16
-    if not wide or activation == "gelu" or not weight.is_contiguous():
+    if x.dtype is not torch.bfloat16 or activation == "gelu" or not weight.is_contiguous():
+        return None
+    if out.dtype is E4M3:
+        plan = _few_rows_plan(plans, launcher, x, weight, x, activation)
+        return None if plan is None else _into_fp8(plan)
+    if out.dtype is not torch.bfloat16:
         return None
     tiles = {torch.bfloat16: True, torch.int8: False}.get(weight.dtype)
     fitting = [plan for plan in plans if plan.tiles == tiles]
@@ -108,6 +131,7 @@ def layer_norm_linear_few_rows(
     eps: float,
     activation: Activation,
     weight_scale: Tensor | None = None,
+    out_scale: Tensor | None = None,
     squares: Squares | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does.
@@ -121,9 +145,11 @@ def layer_norm_linear_few_rows(
     plan = _few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
     if plan is None or (squares is not None and not squares.fits(plan)):
         return False
-    require_bf16("layer_norm_linear", x=x, bias=bias, out=out)
+    require_bf16("layer_norm_linear", x=x, bias=bias, out=out if out_scale is None else None)
     operands, strides, last = _operands(launcher, plan, x, weight, weight_scale)
-    found, counts = (*operands, gain, shift, bias, out), (x.shape[0], *strides, out.stride(0))
+    into = () if out_scale is None else (out_scale,)
+    found: _Args = (*operands, gain, shift, bias, out, *into)
+    counts = (x.shape[0], *strides, out.stride(0))
     if squares is not None:
         values = squares.place(launcher, plan, x.shape[0])
         args: _Args = (*found, values, *counts, values.shape[1], eps)
@@ -143,9 +169,13 @@ def linear_few_rows(
     *,
     activation: Activation,
     residual: Tensor | None,
+    x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    if x_scale is not None and weight_scale is not None:
+        scales = (x_scale, weight_scale)
+        return _linear_fp8(launcher, x, weight, scales, bias, out, activation, residual)
     if weight.dtype is torch.uint8 and weight_scale is not None:
         behind = Ends(bias, activation, residual=residual)
         return four_bit_linear(launcher, "linear", x, weight, weight_scale, out, behind)
@@ -157,6 +187,31 @@ def linear_few_rows(
     ends = (out.stride(0), 0 if residual is None else residual.stride(0))
     kind = list(ACTIVATIONS).index(activation)
     args = (*operands, bias, residual, out, x.shape[0], *strides, *ends, kind, *last)
+    plan.launch(launcher, weight.shape[0], args)
+    return True
+
+
+def _linear_fp8(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    scales: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    out: Tensor,
+    activation: Activation,
+    residual: Tensor | None,
+) -> bool:
+    """The same of E4M3 rows and weights, with the scales of both."""
+    plan = busiest(FP8_PLANS, launcher, x.shape[0], *weight.shape)
+    whole = {x.dtype, weight.dtype} == {E4M3} and weight.is_contiguous() and activation != "gelu"
+    if plan is None or not whole or out.dtype is not torch.bfloat16:
+        return False
+    if residual is not None and residual.shape != out.shape:
+        return False
+    require_bf16("linear", bias=bias, out=out, residual=residual)
+    ends = (out.stride(0), 0 if residual is None else residual.stride(0))
+    found = (plan.x(x), plan.weight(weight), *scales, bias, residual, out)
+    args = (*found, x.shape[0], *ends, list(ACTIVATIONS).index(activation))
     plan.launch(launcher, weight.shape[0], args)
     return True
 

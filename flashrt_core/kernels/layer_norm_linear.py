@@ -56,7 +56,8 @@ def layer_norm_linear_launch(
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and what follows it."""
     ends: dict[str, Any] = {"eps": eps, "activation": activation, "weight_scale": weight_scale}
-    if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends):
+    operands = (x, gain, shift, weight, bias, out)
+    if layer_norm_linear_few_rows(launcher, *operands, **ends, out_scale=out_scale):
         return
     if x_scale is not None:
         raise no_kernel("layer_norm_linear", expected="bfloat16 rows", got="float8_e4m3fn ones")

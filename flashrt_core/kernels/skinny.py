@@ -68,18 +68,12 @@ class SkinnyPlan:
         return replace(self, kernel=self.kernel.replace("linear_", "linear_squares_", 1))
 
     def weight(self, weight: Tensor) -> Tensor | TensorMap:
-        """The argument for a packed weight: itself, or tiles of a block's rows by 64 columns."""
-        if not self.tiles:
-            return weight
-        rows, depth = weight.shape
-        return TensorMap(weight.data_ptr(), rows, depth, depth, self.rows, 64)
+        """The argument for a packed weight: itself, or tiles of a block's rows by 128 bytes."""
+        return _tiles(weight, self.rows) if self.tiles else weight
 
     def x(self, x: Tensor) -> Tensor | TensorMap:
-        """The argument for x: itself, or tiles of all its rows by 64 columns, with zeros behind."""
-        if not self.mapped:
-            return x
-        rows, depth = x.shape
-        return TensorMap(x.data_ptr(), rows, depth, x.stride(0), self.tokens, 64)
+        """The argument for x: itself, or tiles of all its rows by 128 bytes, with zeros behind."""
+        return _tiles(x, self.tokens) if self.mapped else x
 
     def x_strides(self, x: Tensor) -> tuple[int, ...]:
         """What of the strides of ``x`` the kernel is given: that of its rows, or nothing."""
@@ -95,6 +89,14 @@ class SkinnyPlan:
             shared_bytes=max(self.shared_bytes, _OVER_HALF if self.alone else 0),
             cluster=self.cluster if self.cluster > 1 else None,
         )
+
+
+def _tiles(matrix: Tensor, box_rows: int) -> TensorMap:
+    """Tiles of that many rows by 128 bytes."""
+    (rows, depth), size = matrix.shape, matrix.element_size()
+    return TensorMap(
+        matrix.data_ptr(), rows, depth, matrix.stride(0), box_rows, 128 // size, element_bytes=size
+    )
 
 
 @dataclass

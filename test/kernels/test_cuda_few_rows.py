@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from flashrt_core.gemm import linear, linear_ref
-from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
+from flashrt_core.kernels.few_rows_linear import FP8_PLANS, LINEAR_PLANS, NORM_PLANS
 from flashrt_core.kernels.layer_norm_attention import (
     layer_norm_attention,
     layer_norm_attention_ref,
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
-from flashrt_core.kernels.quantised import quantise_rows
+from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows, quantise_whole
 from test.gpu import EMULATED, PLACE, error, run, runs_kernels, synchronize
 
+from .test_cuda_low_bit import FAST, MORE_STEPS
 from .test_cuda_ops import CHAINED, F32, empty, expected, twice
 
 pytestmark = runs_kernels
@@ -184,6 +185,41 @@ def test_few_rows_with_int8_weights(
         assert error(stream, want) < CHAINED
 
 
+@pytest.mark.parametrize("activation", ["none", "gelu_tanh"])
+@pytest.mark.parametrize("columns", [6144, 1536, 96, 128])
+@pytest.mark.parametrize("rows", [1, 41, 48])
+def test_norm_in_front_of_few_rows_into_e4m3(
+    device: Any, draw: Any, rows: int, columns: int, activation: Any
+) -> None:
+    """Of products that a kernel makes so, and of one that it does not (128 columns)."""
+    x, bias = draw(rows, 1536, scale=2.0), draw(columns)
+    weight, scale = draw(columns, 1536, scale=1 / 40), torch.full((1,), 2.0**-6, device=PLACE)
+    out, want = empty(rows, columns, dtype=E4M3), empty(rows, columns, dtype=E4M3)
+    ends: dict[str, Any] = {"eps": 1e-5, "activation": activation, "out_scale": scale}
+    run(device, lambda lane: layer_norm_linear(lane, x, None, None, weight, bias, out, **ends))
+    layer_norm_linear_ref(x.float(), None, None, weight.float(), bias.float(), want, **ends)
+    assert error(out.float(), want.float()) < MORE_STEPS
+
+
+@pytest.mark.parametrize("residual", ["none", "in place", "other"])
+@pytest.mark.parametrize("columns", [1536, 96, 192])
+@pytest.mark.parametrize("rows", [1, 17, 41, 48])
+def test_few_e4m3_rows_into_the_stream(
+    device: Any, draw: Any, rows: int, columns: int, residual: str
+) -> None:
+    scale = torch.full((1,), 2.0**-6, device=PLACE)
+    x, bias = quantise(draw(rows, 6144), scale), draw(columns)
+    weight, weight_scale = quantise_whole(draw(columns, 6144, dtype=F32, scale=1 / 80))
+    scales = {"x_scale": scale, "weight_scale": weight_scale}
+    stream, out, want = draw(rows, columns), empty(rows, columns), expected((rows, columns))
+    added = None if residual == "none" else stream
+    into = stream if residual == "in place" else out
+    wide = None if added is None else added.float()
+    linear_ref(x, weight, bias.float(), want, residual=wide, **scales)
+    run(device, lambda lane: linear(lane, x, weight, bias, into, residual=added, **scales))
+    assert error(into, want) < FAST
+
+
 def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
     """The head's action rows: from the second on, in and out; and no bias."""
     stream, weight = draw(41, 1536), draw(1024, 1536, scale=1 / 40)
@@ -196,7 +232,8 @@ def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
     assert bool(out[0].isnan().all()), "a row that nobody may write"
 
 
-def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
+@pytest.mark.parametrize("narrow", [False, True], ids=["bf16", "fp8"])
+def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: bool) -> None:
     """Kernels that start early see all that those in front have written: equal to one by one."""
     weights = [
         draw(*shape, scale=shape[1] ** -0.5)
@@ -209,15 +246,22 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
     cache, settings = draw(64, 2, 32, 48), {"head_dim": 48, "eps": 1e-5, "scale": 48**-0.5}
     k, v = cache.unbind(1)
     qkv, project, up, down = zip(weights, biases, strict=True)
+    into: dict[str, Any] = {}
+    scales: dict[str, Any] = {}
+    if narrow:
+        one = torch.full((1,), 2.0**-6, device=PLACE)
+        stored, weight_scale = quantise_whole(weights[3].float())
+        hidden, down, into = hidden.to(E4M3), (stored, biases[3]), {"out_scale": one}
+        scales = {"x_scale": one, "weight_scale": weight_scale}
     ops: list[Callable[[Any], None]] = [
         lambda lane: layer_norm_attention(
             lane, x, gain, shift, *qkv, merged, None, None, mixed, **settings
         ),
         lambda lane: linear(lane, mixed, *project, x, residual=x),
         lambda lane: layer_norm_linear(
-            lane, x, None, None, *up, hidden, eps=1e-5, activation="gelu_tanh"
+            lane, x, None, None, *up, hidden, eps=1e-5, activation="gelu_tanh", **into
         ),
-        lambda lane: linear(lane, hidden, *down, x, residual=x),
+        lambda lane: linear(lane, hidden, *down, x, residual=x, **scales),
         lambda lane: layer_norm_attention(
             lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **settings, kept=True
         ),
@@ -249,7 +293,7 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any) -> None:
 def test_kernels_of_few_rows_are_all_tried() -> None:
     """The shapes above reach every built kernel but those of test_cuda_history.py."""
     tried = {(columns, depth) for columns, depth in NORMED + ADDED}
-    for plan in (*LINEAR_PLANS, *NORM_PLANS):
+    for plan in (*LINEAR_PLANS, *NORM_PLANS, *FP8_PLANS):
         if plan.depth == 3072:
             continue
         assert any(depth == plan.depth and columns % plan.rows == 0 for columns, depth in tried)
