@@ -33,7 +33,7 @@ class WarpgroupProduct;
 
 // kTokens: n of the products; kSteps: 64-wide pieces of K a warpgroup; kAhead: steps of x in flight.
 template <int kTokens_, int kSteps_, int kSplit_, From kWeights_, int kAhead_, bool kNorm_,
-          class Weight_ = bf16, bool kCentred_ = false>
+          class Weight_ = bf16>
 struct WarpgroupShape {
   template <class Op>
   using Product = WarpgroupProduct<WarpgroupShape, Op>;
@@ -43,11 +43,10 @@ struct WarpgroupShape {
   static constexpr int kTokens = kTokens_, kSteps = kSteps_, kSplit = kSplit_, kAhead = kAhead_;
   static constexpr bool kRegisters = kWeights_ == From::kRegisters, kBulk = kWeights_ == From::kBulk;
   static constexpr bool kTiles = kWeights_ == From::kTiles, kNorm = kNorm_;
-  static constexpr bool kCentred = kCentred_, kSteady = kCentred_, kBlockScope = false;
+  static constexpr bool kCentred = false, kSteady = false, kBlockScope = false;
   static constexpr bool kOwnStays = false;
-  static constexpr int kVectors = 4;
-  // The last two carry shift, with kCentred the last four shift and gain.
-  static constexpr int kSpecial = kCentred ? 4 : kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
+  // The last two carry shift.
+  static constexpr int kSpecial = kNorm ? 2 : 0, kMaxTokens = kTokens - kSpecial;
   static constexpr int kRows = 64, kGroups = 2, kThreads = 128 * kGroups;
   static constexpr int kGroupDepth = 64 * kSteps, kDepth = kGroupDepth * kGroups;
   static constexpr int kInner = kDepth * kSplit;
@@ -76,21 +75,14 @@ struct WarpgroupShape {
   static constexpr int kVector = kDepth * 2;
   static constexpr int kSquares = kShift + kSpecial * kVector;
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
-  static constexpr int kReceived = kTotals + (kCentred ? kSquareParts * kTokens * 4 : 0);
+  static constexpr int kReceived = kTotals;
   static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kSplit * kTokens * kOwn * 16 : 0);
   static constexpr int kBarriers =
-      kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * (kCentred ? 8 : 4) : 0);
+      kReceivedSquares + (kSplit > 1 && kNorm ? kSplit * kTokens * 4 : 0);
   static constexpr int kSharedBytes = (kBarriers + (1 + (kTiles ? kSteps : kGroups)) * 8 + 15) / 16 * 16;
 };
 
 #ifdef FLASHRT_SM90A
-
-// Asks for this block's share of a run of bytes into L2: what a kernel further on reads. One thread.
-__device__ __forceinline__ void ask_share(const void* next, int bytes) {
-  const int share = (bytes / 16 + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) * 16;
-  const int first = static_cast<int>(blockIdx.x) * share, size = min(share, bytes - first);
-  if (size > 0) prefetch_run(static_cast<const unsigned char*>(next) + first, size);
-}
 
 template <class S, class Op>
 class WarpgroupProduct : FewRows<S, Op> {
@@ -120,9 +112,7 @@ class WarpgroupProduct : FewRows<S, Op> {
     set_barriers();
     if constexpr (S::kRegisters) fetch_weights();
     if constexpr (S::kBulk) fetch_rows();
-    if constexpr (S::kCentred) {
-      this->leave_centred(this->load_centred());
-    } else if constexpr (S::kNorm) {
+    if constexpr (S::kNorm) {
       float scale[8];
       this->load_scale(scale);
       this->fetch_shift();
@@ -227,8 +217,7 @@ class WarpgroupProduct : FewRows<S, Op> {
 
   // Puts a step of x, conditioned, where the products read it.
   __device__ __forceinline__ void stage_tokens(int step, uint32_t columns,
-                                               float (&squares)[S::kPieces],
-                                               float (&totals)[S::kPieces]) const {
+                                               float (&squares)[S::kPieces]) const {
     const uint32_t k = first_k(group_, columns) + piece_k_;
     uint4 scale = {};
     if constexpr (S::kNorm) scale = *reinterpret_cast<const uint4*>(shared_ + S::kScale + k * 2);
@@ -239,10 +228,9 @@ class WarpgroupProduct : FewRows<S, Op> {
       uint4 x = tokens_[step % S::kAhead][i];
       if constexpr (S::kNorm) {
         add_squares(squares[i], x);
-        if constexpr (S::kCentred) add_totals(totals[i], x);
         x = this->grow(x, scale);
         if (i == S::kPieces - 1 && token >= S::kTokens - S::kSpecial) {
-          x = *reinterpret_cast<const uint4*>(this->vector_row(token - S::kTokens + S::kSpecial) + k * 2);
+          x = *reinterpret_cast<const uint4*>(this->shift_row(token - S::kTokens + S::kSpecial) + k * 2);
         }
       }
       put(stage(step) + first_token_ * 128 + i * 2048, first_token_ & 7, x);
@@ -277,26 +265,16 @@ class WarpgroupProduct : FewRows<S, Op> {
     settle(sum);  // now, so that x takes no registers until the sum is needed
   }
 
-  __device__ __forceinline__ static void add_totals(float& sum, const uint4& x) {
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 v = unpack2(words[i]);
-      sum += v.x + v.y;
-    }
-    settle(sum);
-  }
-
   __device__ __forceinline__ void multiply() {
     float sums[S::kTokens / 2];
-    float squares[S::kPieces] = {}, totals[S::kPieces] = {};
+    float squares[S::kPieces] = {};
     uint32_t columns = this->columns(0);
 #pragma unroll
     for (int step = 0; step < S::kAhead; ++step) fetch_tokens(step, this->columns(step));
     if constexpr (S::kWhole) widening_.begin();
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
-      stage_tokens(step, columns, squares, totals);
+      stage_tokens(step, columns, squares);
       if (step + S::kAhead < S::kSteps) {
         fetch_tokens(step + S::kAhead, (columns + S::kAhead) % S::kSteps);
       }
@@ -325,7 +303,7 @@ class WarpgroupProduct : FewRows<S, Op> {
       columns = (columns + 1) % S::kSteps;
       settle(columns);  // one register for all steps' addresses
     }
-    if constexpr (S::kNorm) leave_squares(squares, totals);
+    if constexpr (S::kNorm) leave_squares(squares);
     this->prepare();
     this->fetch();
     wgmma_wait<0>();
@@ -368,8 +346,7 @@ class WarpgroupProduct : FewRows<S, Op> {
     }
   }
 
-  __device__ __forceinline__ void leave_squares(const float (&squares)[S::kPieces],
-                                                const float (&totals)[S::kPieces]) const {
+  __device__ __forceinline__ void leave_squares(const float (&squares)[S::kPieces]) const {
     const int part = S::kRegisters ? group_ * 2 + slab_ % 2 : group_;
 #pragma unroll
     for (int i = 0; i < S::kPieces; ++i) {
@@ -379,14 +356,6 @@ class WarpgroupProduct : FewRows<S, Op> {
       const int token = first_token_ + 16 * i;
       if (piece_k_ % (S::kRegisters ? 32 : 64) == 0 && token < S::kTokens) {
         floats(S::kSquares)[part * S::kTokens + token] = sum;
-      }
-      if constexpr (S::kCentred) {
-        float total = totals[i] + __shfl_xor_sync(0xffffffffu, totals[i], 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        if constexpr (!S::kRegisters) total += __shfl_xor_sync(0xffffffffu, total, 4);
-        if (piece_k_ % (S::kRegisters ? 32 : 64) == 0 && token < S::kTokens) {
-          floats(S::kTotals)[part * S::kTokens + token] = total;
-        }
       }
     }
   }

@@ -6,41 +6,29 @@
 // null, residual may be y; gain, shift [K] float32 or null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
 // or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns
-// or int8 with weight_scale [N] float32, packed: behind a norm x has rows x_stride elements apart, else it
-// comes as a map
+// or, behind a norm, W int8 with weight_scale [N] float32, packed: a map of 64 columns; x with rows x_stride
+// elements apart
 // act as in activation.cuh, without the form with the error function
 // float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
-// int8: each block asks for its share of `bytes` at `next` (or null), the weight of such a product further on
 // needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and as named, or 32, else;
 // K as named, N a multiple of the rows of a block; grid of N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with int8
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/linear_out.cuh"
-#include "../common/resident_product_sm90.cuh"
 #include "../common/streamed_product_sm90.cuh"
+#include "../common/whole_product_sm90.cuh"
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_LAYER_NORM_LINEAR(name, Shape, blocks)                                             \
-  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+// With results of type Out; out_scale is that of E4M3 ones.
+#define FLASHRT_LAYER_NORM_LINEAR(name, Shape, Out)                                                \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, 2)                        \
       name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
-           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
-           int tokens, int y_stride, int activation, float eps) {                                  \
-    flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
-        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
-                                           activation, {}, {}});                                   \
-  }
-
-// The same with E4M3 results.
-#define FLASHRT_LAYER_NORM_LINEAR_INTO_FP8(name, Shape, blocks)                                    \
-  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
-      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
-           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::e4m3* y,     \
+           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::Out* y,      \
            const float* out_scale, int tokens, int y_stride, int activation, float eps) {          \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
-        flashrt::LinearOut<flashrt::Shape, flashrt::e4m3>{{}, y, bias, nullptr, y_stride, 0,       \
-                                                          activation, {}, {}, out_scale});         \
+        flashrt::LinearOut<flashrt::Shape, flashrt::Out>{{}, y, bias, nullptr, y_stride, 0,        \
+                                                         activation, {}, {}, out_scale});          \
   }
 
 #define FLASHRT_LAYER_NORM_LINEAR_SQUARES(name, Shape, blocks)                                     \
@@ -77,31 +65,17 @@
                                            activation, {}, {}});                                   \
   }
 
-// The same with int8 weights, which wait in registers: these blocks leave no room for the next kernel's,
-// so they ask for `bytes` of its weights.
-#define FLASHRT_LAYER_NORM_LINEAR_I8(name, Shape, blocks)                                          \
-  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
-      name(const flashrt::bf16* x, const int8_t* weight, const float* weight_scale,                \
-           const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::bf16* y,     \
-           int tokens, int x_stride, int y_stride, int activation, float eps, const void* next,    \
-           int bytes) {                                                                            \
-    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
+// The first of these with int8 weights, and x as it lies.
+#define FLASHRT_LAYER_NORM_LINEAR_I8(name, Shape, Out)                                             \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, 2)                        \
+      name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight,                     \
+           const float* weight_scale, const float* gain, const float* shift,                       \
+           const flashrt::bf16* bias, flashrt::Out* y, const float* out_scale, int tokens,         \
+           int x_stride, int y_stride, int activation, float eps) {                                \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, weight, weight_scale, nullptr, gain, shift, eps, tokens, x_stride},                    \
-        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, nullptr, y_stride, 0,                      \
-                                           activation, {}, {}});                                   \
-  }
-
-#define FLASHRT_LINEAR_I8(name, Shape, blocks)                                                     \
-  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
-      name(const __grid_constant__ CUtensorMap x, const int8_t* weight, const float* weight_scale, \
-           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
-           int y_stride, int residual_stride, int activation, const void* next, int bytes) {       \
-    if (threadIdx.x == 255 && next) flashrt::ask_share(next, bytes);                               \
-    flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {nullptr, weight, weight_scale, nullptr, nullptr, nullptr, 0.0f, tokens, 0, &x},           \
-        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
-                                           activation, {}, {}});                                   \
+        {x, nullptr, weight_scale, &weight, gain, shift, eps, tokens, x_stride},                   \
+        flashrt::LinearOut<flashrt::Shape, flashrt::Out>{{}, y, bias, nullptr, y_stride, 0,        \
+                                                         activation, {}, {}, out_scale});          \
   }
 
 namespace flashrt {
@@ -142,26 +116,19 @@ static_assert(Linear3072x96Few::kSharedBytes == 92224, "as the launcher has it")
 using Linear3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
 static_assert(Linear3072x96::kSharedBytes == 110656, "as the launcher has it");
 
-// Named for K and the blocks of a cluster.
-using NormLinear1536By2I8 = WarpgroupShape<48, 6, 2, From::kRegisters, 1, true, int8_t, true>;
-static_assert(NormLinear1536By2I8::kSharedBytes == 48416, "as the launcher has it");
-using NormLinear1536By4I8 = WarpgroupShape<48, 3, 4, From::kRegisters, 2, true, int8_t, true>;
-static_assert(NormLinear1536By4I8::kSharedBytes == 45344, "as the launcher has it");
-using Linear1536By4I8 = ResidentShape<3, 4>;
-static_assert(Linear1536By4I8::kSharedBytes == 49216, "as the launcher has it");
-using Linear6144By8I8 = ResidentShape<6, 8>;
-static_assert(Linear6144By8I8::kSharedBytes == 86128, "as the launcher has it");
+using NormLinear1536x192I8 = WholeShape<48, 3, 6, 4, 3>;
+static_assert(NormLinear1536x192I8::kSharedBytes == 107216, "as the launcher has it");
 
 }  // namespace flashrt
 
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_32_bf16_sm90, NormLinear1536x32, 2)
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_48_bf16_sm90, NormLinear1536x48, 2)
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_72_bf16_sm90, NormLinear1536x72, 2)
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x96, 2)
-FLASHRT_LAYER_NORM_LINEAR_INTO_FP8(layer_norm_linear_k1536_96_bf16_into_fp8_sm90, NormLinear1536x96, 2)
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_96_bf16_sm90, NormLinear3072x96, 2)
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_144_bf16_sm90, NormLinear3072x144, 2)
-FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_112_bf16_sm90, NormLinear3072x112, 2)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_32_bf16_sm90, NormLinear1536x32, bf16)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_48_bf16_sm90, NormLinear1536x48, bf16)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_72_bf16_sm90, NormLinear1536x72, bf16)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_sm90, NormLinear1536x96, bf16)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_96_bf16_into_fp8_sm90, NormLinear1536x96, e4m3)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_96_bf16_sm90, NormLinear3072x96, bf16)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_144_bf16_sm90, NormLinear3072x144, bf16)
+FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k3072_112_bf16_sm90, NormLinear3072x112, bf16)
 FLASHRT_LAYER_NORM_LINEAR_SQUARES(layer_norm_linear_squares_k3072_96_bf16_sm90, NormLinear3072x96, 2)
 FLASHRT_LAYER_NORM_LINEAR_SQUARES(layer_norm_linear_squares_k3072_144_bf16_sm90, NormLinear3072x144, 2)
 FLASHRT_LINEAR(linear_k3072_96_16_bf16_sm90, Linear3072x96Few, 2)
@@ -171,8 +138,6 @@ FLASHRT_LINEAR(linear_k1536_48_bf16_sm90, Linear1536x48, 2)
 FLASHRT_LINEAR(linear_k1536_96_bf16_sm90, Linear1536x96, 2)
 FLASHRT_LINEAR(linear_k6144_96_bf16_sm90, Linear6144x96, 2)
 FLASHRT_LINEAR_FP8(linear_k6144_96_fp8_sm90, Linear6144x96Fp8, 2)
-FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_by_2_i8_sm90, NormLinear1536By2I8, 2)
-FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_by_4_i8_sm90, NormLinear1536By4I8, 2)
-FLASHRT_LINEAR_I8(linear_k1536_by_4_i8_sm90, Linear1536By4I8, 2)
-FLASHRT_LINEAR_I8(linear_k6144_by_8_i8_sm90, Linear6144By8I8, 2)
+FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_192_i8_sm90, NormLinear1536x192I8, bf16)
+FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_192_i8_into_fp8_sm90, NormLinear1536x192I8, e4m3)
 #endif

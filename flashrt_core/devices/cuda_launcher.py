@@ -47,8 +47,6 @@ class CudaLauncher:
         *,
         overlap: Overlap,
     ) -> None:
-        self._following: list[Tensor] = []  # weights of the program being planned
-        self._followed = 0  # of them, those that came again
         self._driver = driver
         self._library = library
         self._gemm = gemm
@@ -72,9 +70,6 @@ class CudaLauncher:
         """Start planning, or start launching what was planned."""
         self._planning = planning
         self.launched = []
-        self._followed = 0
-        if planning:
-            self._following = []
 
     def boundary(self, stage: str) -> None:
         """``stage`` begins: behind something other than a kernel, with which none can overlap."""
@@ -216,14 +211,6 @@ class CudaLauncher:
         self._boundary = True
         way(x, out)
 
-    def follow(self, weight: Tensor) -> Tensor | None:
-        """See :class:`flashrt_core.kernels.launch.Launcher`."""
-        if self._planning:
-            self._following.append(weight)
-            return None
-        self._followed += 1
-        return next(iter(self._following[self._followed : self._followed + 1]), None)
-
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
         count, spaces = prod(shape), self._workspaces[weights]
@@ -240,7 +227,6 @@ class CudaLauncher:
         """Release the workspace."""
         for spaces in self._workspaces.values():
             spaces.clear()
-        self._following.clear()
         self._constants.clear()
         self._kept.clear()
 

@@ -124,17 +124,6 @@ class Launcher(Protocol):
             x, out: the op's input and output.
         """
 
-    def follow(self, weight: Tensor) -> Tensor | None:
-        """Tells of a product that can ask for weights; those that it asks for.
-
-        Args:
-            weight: of this product.
-
-        Returns:
-            That of the next such product of the program; None where there is none, and while a
-            stage is planned.
-        """
-
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         """bf16 scratch memory that the next call of this method hands out again.
 

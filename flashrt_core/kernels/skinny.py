@@ -31,8 +31,8 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
+        box_rows: rows of the weight in a tile; 0: those of a block.
         mapped: the kernel takes x as a map of tiles, and no stride of its rows.
-        asks: whether it takes where the weight of a product further on lies, for which it asks.
         alone: blocks are kept off each other's multiprocessor, by asking for more shared memory
             than they use, so that those of the kernels in front and behind find room beside each.
             A choice made kernel by kernel, in the whole graph: most lose more by starting later.
@@ -50,8 +50,8 @@ class SkinnyPlan:
     threads: int = 256
     cluster: int = 1
     tiles: bool = False
+    box_rows: int = 0
     mapped: bool = False
-    asks: bool = False
     alone: bool = False
     run: int = 0
 
@@ -68,12 +68,16 @@ class SkinnyPlan:
         return replace(self, kernel=self.kernel.replace("linear_", "linear_squares_", 1))
 
     def weight(self, weight: Tensor) -> Tensor | TensorMap:
-        """The argument for a packed weight: itself, or tiles of a block's rows by 128 bytes."""
-        return _tiles(weight, self.rows) if self.tiles else weight
+        """The argument for a packed weight: itself, or tiles as wide as 64 columns of bf16, or, of
+        int8, of 64 columns, which are widened.
+        """
+        if not self.tiles:
+            return weight
+        return _tiles(weight, self.box_rows or self.rows, 64 if weight.dtype is torch.int8 else 128)
 
     def x(self, x: Tensor) -> Tensor | TensorMap:
         """The argument for x: itself, or tiles of all its rows by 128 bytes, with zeros behind."""
-        return _tiles(x, self.tokens) if self.mapped else x
+        return _tiles(x, self.tokens, 128) if self.mapped else x
 
     def x_strides(self, x: Tensor) -> tuple[int, ...]:
         """What of the strides of ``x`` the kernel is given: that of its rows, or nothing."""
@@ -91,12 +95,11 @@ class SkinnyPlan:
         )
 
 
-def _tiles(matrix: Tensor, box_rows: int) -> TensorMap:
-    """Tiles of that many rows by 128 bytes."""
+def _tiles(matrix: Tensor, box_rows: int, box_bytes: int) -> TensorMap:
+    """Tiles of so many rows by so many bytes of a row."""
     (rows, depth), size = matrix.shape, matrix.element_size()
-    return TensorMap(
-        matrix.data_ptr(), rows, depth, matrix.stride(0), box_rows, 128 // size, element_bytes=size
-    )
+    box = (box_rows, box_bytes // size)
+    return TensorMap(matrix.data_ptr(), rows, depth, matrix.stride(0), *box, element_bytes=size)
 
 
 @dataclass

@@ -161,18 +161,6 @@ def test_nothing_starts_before_its_weights_are_expanded(launcher: Any) -> None:
     assert [entry[3] for entry in launcher.fake.launched] == [(), (6,), (6,), (), (6,)]
 
 
-def test_products_learn_what_follows_them(launcher: Any) -> None:
-    """Planning tells the order, capturing gets what comes next."""
-    ours = launcher()
-    weights = [torch.zeros(8, 64) for _ in range(4)]
-    for _ in range(2):  # programs
-        ours.begin(planning=True)
-        assert [ours.follow(weight) for weight in weights] == [None] * 4
-        ours.begin(planning=False)
-        found = [ours.follow(weight) for weight in weights]
-        assert [id(each) for each in found] == [id(each) for each in (*weights[1:], None)]
-
-
 def test_overlap_can_be_switched_off(launcher: Any) -> None:
     ours = launcher(overlap=False)
     for _ in range(3):

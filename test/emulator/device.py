@@ -259,9 +259,6 @@ class EmulatedLauncher:
     def fastest(self, key: str, ways: Mapping[str, Way], x: Tensor, out: Tensor) -> None:
         ways.get(self.way, next(iter(ways.values())))(x, out)
 
-    def follow(self, weight: Tensor) -> Tensor | None:
-        return None
-
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         count, held = prod(shape), self._workspaces.get(weights)
         if held is None or held.numel() < count:

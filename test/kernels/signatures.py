@@ -174,9 +174,6 @@ class CheckingLauncher:
         self.launches, self.products = kept
         next(iter(ways.values()))(x, out)
 
-    def follow(self, weight: Tensor) -> Tensor | None:
-        return weight
-
     def workspace(self, *shape: int, weights: bool = False) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)
 

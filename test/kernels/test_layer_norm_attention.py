@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -202,7 +203,7 @@ def test_the_norm_of_queries_is_in_front_of_their_attention(
 
 @pytest.mark.parametrize("width", [3072, 384, 320, 96 * 128 * 2])
 def test_sums_of_squares_are_of_whole_norms(width: int) -> None:
-    for plan in (*NORM_PLANS, *FOUR_BIT_NORM):
+    for plan in (*NORM_PLANS[torch.bfloat16], *FOUR_BIT_NORM):
         name = "few_rows_linear" if plan.tiles else "four_bit_linear"
         source, squares = (OPS / f"{name}.cu").read_text(), Squares(width, width)
         entry = re.search(rf"SQUARES\({plan.with_squares().kernel}, (\w+),", source)
@@ -228,7 +229,9 @@ def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
     assert (launch.grid, launch.cluster) == (clusters * cluster, cluster)
     # Those of two kernels in a row share a multiprocessor, which has 228 KiB: behind the norm come
     # products of a stream.
-    others = [plan.shared_bytes for plan in LINEAR_PLANS if plan.depth in (1536, 6144)]
+    others = [
+        plan.shared_bytes for plan in LINEAR_PLANS[torch.bfloat16] if plan.depth in (1536, 6144)
+    ]
     assert launch.shared_bytes + max(others) + 2 * 1024 <= 228 * 1024
 
 
@@ -240,7 +243,7 @@ def test_shared_memory_is_what_the_source_asserts() -> None:
 
 def test_plans_give_the_shared_memory_that_the_source_asserts() -> None:
     source = (OPS / "few_rows_linear.cu").read_text()
-    for plan in (*LINEAR_PLANS, *NORM_PLANS):
+    for plan in chain.from_iterable((*LINEAR_PLANS.values(), *NORM_PLANS.values())):
         (shape,) = (
             line.split(",")[1].strip() for line in source.splitlines() if f"({plan.kernel}," in line
         )
