@@ -1,18 +1,14 @@
-// pushed_product_sm90: y = x W^T for up to 48 rows x [A, K] by clusters that split K (sm_90a), where what
-// comes behind wants whole rows of y: a block's tiles are under way from the start, its sums go from
-// registers to the block that finishes their row.
+// pushed_product_sm90: y = x W^T for up to 48 rows x [A, K], with the norm of a layer in front, by clusters that
+// split K (sm_90a), where what comes behind wants whole rows of y: sums go from registers to the block that
+// finishes their row.
 //
-// As in streamed_product_sm90.cuh tokens take the 64-row side of a product and rows of W the n side, and the
-// fourth warp of a warpgroup has shift and gain of the norm. Here a warpgroup's ring holds all its tiles of W
-// or all but two, and those of x all lie side by side: nothing that is known before pdl_wait() is waited for
-// behind it, and products follow each other without a wait in between.
+// Tokens take the 64-row side of a product, from registers, as in streamed_product_sm90.cuh, where the fourth
+// warp of a warpgroup has shift and gain of the norm. Here x is conditioned once and stays in registers, and
+// the rows of W come in sets of kSet, each multiplied as a whole: while a set's sums travel, the tensor cores
+// have the next one. Two sets are under way before pdl_wait(), a third takes the place of the first.
 //
-// The two warpgroups take steps of K in turn or, with kApart, halves of the rows of W, each with tiles of its
-// own. Sums of a row come to the block that finishes it from every source: a block or, where warpgroups have
-// other steps, a warpgroup of it. The two vectors of the norm come to all.
-//
-// With kOver what is pushed lies over tiles that were not fetched a second time: the blocks of the cluster tell
-// each other when those are used, long before they push.
+// The two warpgroups take steps of K in turn. Each hands half of a set's columns to the other and pushes the
+// other half: between blocks bytes count, a push of 16 takes as long as two cycles.
 #pragma once
 
 #include <cstdint>
@@ -21,47 +17,57 @@
 
 namespace flashrt {
 
-// kRows of W and kSteps of 64 columns a block, kSplit blocks in a cluster, kRing tiles of W a warpgroup.
-template <int kRows_, int kSteps_, int kSplit_, int kRing_, bool kApart_>
+// kSets of kSet rows of W and kSteps of 64 columns a block, kSplit blocks in a cluster.
+template <int kSets_, int kSet_, int kSteps_, int kSplit_>
 struct PushedShape {
   using Weight = bf16;
-  static constexpr bool kNorm = true, kCentred = true, kBlockScope = false, kOwnStays = false, kLate = false;
-  static constexpr bool kRowsApart = kApart_;
+  static constexpr bool kNorm = true, kCentred = true, kBlockScope = false, kOwnStays = true, kLate = false;
+  static constexpr bool kWhole = false;
   static constexpr int kVectors = 2;  // of shift
-  static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kRing = kRing_;
-  static constexpr int kGroups = 2, kThreads = 128 * kGroups;
-  static constexpr int kGroupRows = kRowsApart ? kRows / kGroups : kRows;
-  static constexpr int kTurns = kRowsApart ? kSteps : kSteps / kGroups;  // of a warpgroup
+  static constexpr int kSets = kSets_, kSet = kSet_, kRows = kSets * kSet, kSteps = kSteps_, kSplit = kSplit_;
+  static constexpr int kGroups = 2, kThreads = 128 * kGroups, kTurns = kSteps / kGroups;
   static constexpr int kMaxTokens = 48, kTokens = kMaxTokens + 4;
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
-  static_assert(kGroupRows % 8 == 0 && kSteps % kGroups == 0 && kRing <= kTurns, "whole turns");
+  static_assert(kSet % 16 == 0 && kSteps % kGroups == 0, "halves of columns, whole turns");
 
-  // Steps whose operands are in registers: all, or one beside that whose product is under way.
-  static constexpr bool kWhole = false, kStraight = !kRowsApart && kTurns <= 3;
-  static constexpr int kAhead = kStraight ? kTurns : 2;
-
-  // Shared memory: tiles of W, those of both warpgroups for a turn side by side, then those of x.
+  // Shared memory: the tiles of up to two sets of W, then those of x, with barriers of their own.
   static constexpr bool kApart = true;
-  static constexpr int kStages = kGroups * kRing, kTokenStages = kSteps;
-  static constexpr int kWeightBytes = kGroupRows * 128, kTokenBytes = kMaxTokens * 128;
+  static constexpr int kRing = kSets < 2 ? kSets : 2;
+  static constexpr int kStages = kRing * kSteps, kTokenStages = kSteps;
+  static constexpr int kWeightBytes = kSet * 128, kTokenBytes = kMaxTokens * 128, kSetBytes = kSteps * kWeightBytes;
   static constexpr int kStageBytes = kWeightBytes, kStageStart = 0;
-  static constexpr int kScale = kStages * kWeightBytes + kTokenStages * kTokenBytes;
+  static constexpr int kTokensAt = kStages * kWeightBytes;
+  static constexpr int kScale = kTokensAt + kTokenStages * kTokenBytes;
   static constexpr int kVector = kDepth * 2 + 16;  // of rows that a warp reads at a time
   static constexpr int kShift = kScale + kDepth * 2;
   static constexpr int kTilesEnd = kShift + kVectors * kVector;
-  static constexpr int kCounted = 1 + kStages + kTokenStages;  // barriers
+  // Barriers: of what is pushed of each set, of each set of W, of each tile of x.
+  static constexpr int kSetsCame = kSets, kTokensCame = kSetsCame + kRing, kCounted = kTokensCame + kSteps;
 
-  // What is pushed to a block: of every source a run of slots, rows of x that the block finishes and behind
-  // them the two vectors; and of every warpgroup the squares and totals of those rows.
-  static constexpr int kSources = kSplit * (kRowsApart ? 1 : kGroups);
+  // What one warpgroup hands the other lies in the last two tiles of x, which are used by then.
+  static constexpr int kHanded = kTokensAt + (kSteps - kGroups) * kTokenBytes;
+  static_assert(kSet / 4 * 128 * 4 <= kTokenBytes, "half of the columns of 64 tokens");
+
+  // What is pushed of a set: of every block a run of slots, rows of x that this block finishes and behind
+  // them shift W^T and gain W^T. Of every warpgroup the squares and totals of those rows.
   static constexpr int kOwnTokens = kMaxTokens / kSplit, kSlots = kOwnTokens + 2;
-  static constexpr int kPitch = kRows + 4;  // rows of a warp lie in different banks
-  static constexpr int kSumBytes = kSources * kSlots * kPitch * 4;
-  static constexpr int kReceivedBytes = kSumBytes + kSplit * kGroups * kOwnTokens * 8;
-  static constexpr bool kOver = kRing < kTurns;
-  static constexpr int kOverStart = (kTurns - kRing) * kGroups * kWeightBytes;  // behind tiles that go twice
-  static_assert(!kOver || kOverStart + kReceivedBytes <= kStages * kWeightBytes, "room in used tiles");
+  static constexpr int kPitch = kSet + 4;  // rows of a warp lie in different banks
+  static constexpr int kSumBytes = kSplit * kSlots * kPitch * 4;
+  static constexpr int kMomentBytes = kSplit * kGroups * kOwnTokens * 8;
   static_assert(kStageBytes % 1024 == 0 && kMaxTokens % kSplit == 0, "aligned");
+
+  // With a third set they lie over what is used: two sets over x, the third over the second's rows of W, where
+  // there is more room. Blocks tell each other when they have used it.
+  static constexpr bool kOver = kSets > kRing;
+  static_assert(kSets <= 3, "one set that is fetched later");
+  __device__ __forceinline__ static int received(int set) {
+    if (!kOver) return kTilesEnd + set * kSumBytes;
+    return set < kRing ? kTokensAt + set * kSumBytes : kSetBytes;
+  }
+  static constexpr int kMoments = kOver ? kTokensAt + kRing * kSumBytes : kTilesEnd + kSets * kSumBytes;
+  static constexpr int kPushedEnd = kOver ? kTilesEnd : kMoments + kMomentBytes;
+  static constexpr int kRoom = kSetBytes + kSumBytes, kRoomEnd = kRing * kSetBytes;
+  static_assert(!kOver || kMoments + kMomentBytes <= kHanded, "room over tiles of x");
 };
 
 #ifdef FLASHRT_SM90A
@@ -74,12 +80,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
  protected:
   using Base = StreamedProduct<S, NoFinish>;
   using Base::barrier, Base::group_, Base::in_, Base::lane_, Base::shared_, Base::slab_, Base::split_;
-  using Base::thread_, Base::tile_, Base::kPushed, Base::kWeightsCame;
-
-  // A warpgroup's sums, and of two tokens a lane's share of squares and totals.
-  struct Sums {
-    float y[S::kGroupRows / 2], squares[2] = {}, totals[2] = {};
-  };
+  using Base::thread_, Base::tile_;
 
   __device__ __forceinline__ PushedProduct(const FewRowsInput<bf16>& input, NoFinish& op)
       : Base(input, op) {
@@ -90,125 +91,89 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
   __device__ __forceinline__ int first(int rank) const { return min(rank * own_, in_.tokens); }
   __device__ __forceinline__ int count(int rank) const { return first(rank + 1) - first(rank); }
 
-  // The barriers, and the first tiles of W, by one thread before it arrives at the cluster.
+  // The barriers, and the first sets of W, by one thread before it arrives at the cluster.
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
     prefetch_map(*in_.rows);
-    const uint32_t rows = count(split_);
-    expect_bytes(barrier(kPushed),
-                 S::kSources * (rows + 2) * S::kRows * 4 + S::kSplit * S::kGroups * rows * 8);
+    const uint32_t rows = count(split_), moments = S::kSplit * S::kGroups * rows * 8;
 #pragma unroll
-    for (int stage = 0; stage < S::kStages; ++stage) barrier_init(this->full(stage), 1);
+    for (int set = 0; set < S::kSets; ++set) {
+      expect_bytes(barrier(set), (S::kSplit - 1) * (rows + 2) * S::kSet * 4 + (set == 0 ? moments : 0));
+    }
 #pragma unroll
-    for (int step = 0; step < S::kSteps; ++step) barrier_init(this->tokens_full(step), 1);
+    for (int i = S::kSetsCame; i < S::kCounted; ++i) barrier_init(shared_address(barrier(i)), 1);
     barrier_init_fence();
 #pragma unroll
-    for (int step = 0; step < S::kSteps; ++step) barrier_expect(this->tokens_full(step), S::kTokenBytes);
-#pragma unroll
-    for (int turn = 0; turn < S::kRing; ++turn) {
-#pragma unroll
-      for (int group = 0; group < S::kGroups; ++group) fetch_weights(turn, group);
-    }
+    for (int step = 0; step < S::kSteps; ++step) barrier_expect(tokens_came(step), S::kTokenBytes);
+#pragma unroll 1
+    for (int set = 0; set < S::kRing; ++set) fetch_set(set);
   }
   __device__ __forceinline__ void fetch_tokens() const {
 #pragma unroll
-    for (int step = 0; step < S::kSteps; ++step) this->Base::fetch_tokens(step);
+    for (int step = 0; step < S::kSteps; ++step) {
+      copy_tile(*in_.rows, shared_address(this->tokens(step)), tokens_came(step),
+                split_ * S::kDepth + step * 64, 0);
+    }
   }
 
-  // This warpgroup's share of the product.
-  __device__ __forceinline__ void multiply(Sums& sums) {
-    uint32_t x[S::kAhead][4][4];
+  // All sets, to where they are finished: behind it only barriers say what has come.
+  __device__ __forceinline__ void multiply() {
+    uint32_t x[S::kTurns][4][4];
 #pragma unroll
     for (int turn = 0; turn < S::kTurns; ++turn) {
-      const int step = step_of(turn, group_), stage = stage_of(turn, group_);
-      barrier_wait(this->tokens_full(step), 0);
-      barrier_wait(this->full(stage), turn / S::kRing);
-      this->load_operands(step, x[turn % S::kAhead]);
-      const uint64_t w = wgmma_tile(shared_address(this->stage(stage)));
-      wgmma_begin();
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        WgmmaRegisters<S::kGroupRows>::run(sums.y, x[turn % S::kAhead][part], wgmma_step(w, part),
-                                           turn > 0 || part > 0);
-      }
-      wgmma_commit();
-      if (S::kStraight) continue;
-      if (step % S::kGroups == group_) add_moments(step, sums);
-      if (turn > 0) {
-        wgmma_wait<1>();
-        used(turn - 1);
-      }
+      const int step = turn * S::kGroups + group_;
+      barrier_wait(tokens_came(step), 0);
+      this->load_operands(step, x[turn]);
     }
-    if (S::kStraight) {
+    float y[S::kSet / 2], mine[S::kSet / 4];
+    float2 moments;
 #pragma unroll
-      for (int turn = 0; turn < S::kTurns; ++turn) add_moments(step_of(turn, group_), sums);
-    }
-    wgmma_wait<0>();
-  }
-
-  // Every row's sums to the block that finishes it, and those of shift and gain to all.
-  __device__ __forceinline__ void push_sums(Sums& sums) const {
-    const int source = S::kRowsApart ? split_ : split_ * S::kGroups + group_;
-    const bool odd = lane_ % 2 != 0;
-    const int column = (S::kRowsApart ? group_ * S::kGroupRows : 0) + lane_ % 4 / 2 * 4;
-    const bool vectors = slab_ == S::kMaxTokens / 16;
-    // Of two lanes side by side one takes four columns of the upper row, the other of the lower one. Shift
-    // and gain are two rows each; four pairs of lanes have either, one for each block.
-    const int token = slab_ * 16 + lane_ / 4 + odd * 8;
-    const int rank = vectors ? lane_ / 4 % 2 * 2 + odd : token / own_;
-    const int slot = vectors ? S::kOwnTokens + lane_ / 8 : token - rank * own_;
-    const bool keep = vectors ? lane_ < 16 : token < in_.tokens;
-    static_assert(S::kSplit == 4, "as many as pairs of lanes");
-    const uint32_t base = remote_address(shared_, keep ? rank : 0);
-    const uint32_t pushed = base + S::kBarriers + kPushed * 8;
-    const uint32_t target =
-        base + S::kReceived + ((source * S::kSlots + slot) * S::kPitch + column) * 4;
-#pragma unroll
-    for (int j = 0; j < S::kGroupRows / 8; ++j) {
-      float* y = sums.y + 4 * j;
-      if (vectors) {
-        y[0] += __shfl_xor_sync(0xffffffffu, y[0], 4);
-        y[1] += __shfl_xor_sync(0xffffffffu, y[1], 4);
-        y[2] = y[0], y[3] = y[1];
+    for (int set = 0; set <= S::kSets; ++set) {
+      if (set > 0) {
+        wgmma_wait<0>();
+        if (S::kOver && set == 2) cluster_arrive_relaxed();  // the second set is used
+        hand_half(y, mine);
+        __syncthreads();
+        if (set == 1 && S::kSets > S::kRing && thread_ == 0) fetch_set(S::kRing);
       }
-      const float a = __shfl_xor_sync(0xffffffffu, odd ? y[0] : y[2], 1);
-      const float b = __shfl_xor_sync(0xffffffffu, odd ? y[1] : y[3], 1);
-      push(target + j * 32, pushed, odd ? float4{a, b, y[2], y[3]} : float4{y[0], y[1], a, b}, keep);
+      if (set < S::kSets) {
+        barrier_wait(set_came(set), set / S::kRing);
+        product(x, set, y);
+      }
+      if (set == 0) {
+        moments = own_moments();
+        wgmma_sync(1 + group_, 128);  // what is handed goes where the warpgroup has read
+        if (S::kOver) cluster_arrive_relaxed();  // x is used
+        continue;
+      }
+      take_half(mine);
+      if (set < S::kSets) __syncthreads();  // nobody reads what is handed any more
+      if (S::kOver && set != 2) cluster_wait();  // there is room in all blocks
+      push_sums(mine, set - 1);
+      if (set == 1) push_moments(moments);
     }
   }
 
-  __device__ __forceinline__ void push_moments(const Sums& sums) const {
-    if (slab_ >= S::kMaxTokens / 16) return;  // no rows of x
-    const int half = lane_ % 4, token = slab_ * 16 + half * 8 + lane_ / 4, rank = token / own_;
-    const float squares[2] = {this->sum_of_four(sums.squares[0]), this->sum_of_four(sums.squares[1])};
-    const float totals[2] = {this->sum_of_four(sums.totals[0]), this->sum_of_four(sums.totals[1])};
-    const bool keep = half < 2 && token < in_.tokens;
-    const uint32_t base = remote_address(shared_, keep ? rank : 0);
-    const int at = (split_ * S::kGroups + group_) * S::kOwnTokens + token - rank * own_;
-    push(base + S::kReceived + S::kSumBytes + at * 8, base + S::kBarriers + kPushed * 8,
-         half == 0 ? float2{squares[0], totals[0]} : float2{squares[1], totals[1]}, keep);
-  }
-
-  // Sums over the sources, in their order: of a row that this block finishes, or of shift W^T or gain W^T.
-  __device__ __forceinline__ float4 received(int slot, int column) const {
-    const float* p = reinterpret_cast<const float*>(shared_ + S::kReceived) + slot * S::kPitch + column;
+  // Sums over the blocks, in their order: of a row that this block finishes, or of shift W^T or gain W^T.
+  __device__ __forceinline__ float4 received(int set, int slot, int column) const {
+    const float* p = reinterpret_cast<const float*>(shared_ + S::received(set)) + slot * S::kPitch + column;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int source = 0; source < S::kSources; ++source) {
+    for (int source = 0; source < S::kSplit; ++source) {
       const float4 v = *reinterpret_cast<const float4*>(p + source * S::kSlots * S::kPitch);
       sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
     }
     return sum;
   }
-  __device__ __forceinline__ float4 received_shift(int column) const {
-    return received(S::kOwnTokens, column);
+  __device__ __forceinline__ float4 received_shift(int set, int column) const {
+    return received(set, S::kOwnTokens, column);
   }
-  __device__ __forceinline__ float4 received_gain(int column) const {
-    return received(S::kOwnTokens + 1, column);
+  __device__ __forceinline__ float4 received_gain(int set, int column) const {
+    return received(set, S::kOwnTokens + 1, column);
   }
   // A row's mean, and what differences from it are multiplied by.
   __device__ __forceinline__ float2 received_moments(int row) const {
-    const float2* p = reinterpret_cast<const float2*>(shared_ + S::kReceived + S::kSumBytes) + row;
+    const float2* p = reinterpret_cast<const float2*>(shared_ + S::kMoments) + row;
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
     for (int source = 0; source < S::kSplit * S::kGroups; ++source) {
@@ -221,33 +186,113 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
   }
 
  private:
-  __device__ __forceinline__ static int step_of(int turn, int group) {
-    return S::kRowsApart ? turn : turn * S::kGroups + group;
+  __device__ __forceinline__ uint32_t set_came(int set) const {
+    return shared_address(barrier(S::kSetsCame + set % S::kRing));
   }
-  __device__ __forceinline__ static int stage_of(int turn, int group) {
-    return turn % S::kRing * S::kGroups + group;
+  __device__ __forceinline__ uint32_t tokens_came(int step) const {
+    return shared_address(barrier(S::kTokensCame + step));
   }
-  __device__ __forceinline__ void fetch_weights(int turn, int group) const {
-    const int stage = stage_of(turn, group);
-    barrier_expect(this->full(stage), S::kWeightBytes);
-#pragma unroll
-    for (int box = 0; box < S::kBoxes; ++box) {
-      copy_tile(*in_.tiles, shared_address(this->stage(stage) + box * (S::kWeightBytes / S::kBoxes)),
-                this->full(stage), split_ * S::kDepth + step_of(turn, group) * 64,
-                S::box_row(tile_, group, box));
+  __device__ __forceinline__ uint32_t set_at(int set) const {
+    return shared_address(shared_ + set % S::kRing * S::kSetBytes);
+  }
+  __device__ __forceinline__ void fetch_set(int set) const {
+    barrier_expect(set_came(set), S::kSetBytes);
+#pragma unroll 1
+    for (int step = 0; step < S::kSteps; ++step) {
+      copy_tile(*in_.tiles, set_at(set) + step * S::kWeightBytes, set_came(set),
+                split_ * S::kDepth + step * 64, S::set_row(tile_, set));
     }
-  }
-  __device__ __forceinline__ void add_moments(int step, Sums& sums) const {
-    if (slab_ < S::kMaxTokens / 16) this->Base::add_moments(step, sums.squares, sums.totals);
   }
 
-  // The product of a turn is there: its tile of W may go, for another one or for what is pushed.
-  __device__ __forceinline__ void used(int turn) const {
-    if (turn + S::kRing < S::kTurns) {
-      wgmma_sync(1 + group_, 128);  // the warpgroup has read it
-      if (thread_ % 128 == 0) fetch_weights(turn + S::kRing, group_);
+  __device__ __forceinline__ void product(const uint32_t (&x)[S::kTurns][4][4], int set,
+                                          float (&y)[S::kSet / 2]) const {
+    const uint64_t w = wgmma_tile(set_at(set) + group_ * S::kWeightBytes);
+    wgmma_begin();
+#pragma unroll
+    for (int turn = 0; turn < S::kTurns; ++turn) {
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        WgmmaRegisters<S::kSet>::run(y, x[turn][part],
+                                     wgmma_step(w, part) + turn * (S::kGroups * S::kWeightBytes / 16),
+                                     turn > 0 || part > 0);
+      }
     }
-    if (S::kOver && turn == S::kRing - 1) cluster_arrive_relaxed();
+    wgmma_commit();
+  }
+
+  // The half of the columns that the other warpgroup pushes, to the thread that has the same tokens.
+  __device__ __forceinline__ float4* handed(int group) const {
+    return reinterpret_cast<float4*>(shared_ + S::kHanded + group * S::kTokenBytes) + thread_ % 128;
+  }
+  __device__ __forceinline__ void hand_half(const float (&y)[S::kSet / 2], float (&mine)[S::kSet / 4]) const {
+    constexpr int kHalf = S::kSet / 4;
+#pragma unroll
+    for (int i = 0; i < kHalf; i += 4) {
+      float4 theirs;
+      theirs.x = group_ ? y[i] : y[kHalf + i], mine[i] = group_ ? y[kHalf + i] : y[i];
+      theirs.y = group_ ? y[i + 1] : y[kHalf + i + 1], mine[i + 1] = group_ ? y[kHalf + i + 1] : y[i + 1];
+      theirs.z = group_ ? y[i + 2] : y[kHalf + i + 2], mine[i + 2] = group_ ? y[kHalf + i + 2] : y[i + 2];
+      theirs.w = group_ ? y[i + 3] : y[kHalf + i + 3], mine[i + 3] = group_ ? y[kHalf + i + 3] : y[i + 3];
+      handed(group_)[i / 4 * 128] = theirs;
+    }
+  }
+  __device__ __forceinline__ void take_half(float (&mine)[S::kSet / 4]) const {
+#pragma unroll
+    for (int i = 0; i < S::kSet / 4; i += 4) {
+      const float4 v = handed(1 - group_)[i / 4 * 128];
+      mine[i] += v.x, mine[i + 1] += v.y, mine[i + 2] += v.z, mine[i + 3] += v.w;
+    }
+  }
+
+  // Every row's sums to the block that finishes it, and those of shift and gain to all; where a block
+  // finishes itself they only lie down. Of two lanes side by side one takes four columns of the upper row,
+  // the other of the lower one. Shift and gain are two rows each; four lanes have either, one for each block.
+  __device__ __forceinline__ void push_sums(float (&mine)[S::kSet / 4], int set) const {
+    static_assert(S::kSplit == 4, "as many as lanes that have the same");
+    const bool odd = lane_ % 2 != 0, vectors = slab_ == S::kMaxTokens / 16;
+    const int token = slab_ * 16 + lane_ / 4 + odd * 8;
+    const bool keep = vectors ? lane_ < 16 : token < in_.tokens;
+    const int rank = !keep ? split_ : vectors ? lane_ / 4 % 2 * 2 + odd : token / own_;
+    const int slot = vectors ? S::kOwnTokens + lane_ / 8 : token - rank * own_;
+    const int column = group_ * (S::kSet / 2) + lane_ % 4 / 2 * 4;
+    const uint32_t base = remote_address(shared_, rank), pushed = base + S::kBarriers + set * 8;
+    const int place = S::received(set) + ((split_ * S::kSlots + slot) * S::kPitch + column) * 4;
+#pragma unroll
+    for (int j = 0; j < S::kSet / 16; ++j) {
+      float* y = mine + 4 * j;
+      if (vectors) {
+        y[0] += __shfl_xor_sync(0xffffffffu, y[0], 4);
+        y[1] += __shfl_xor_sync(0xffffffffu, y[1], 4);
+        y[2] = y[0], y[3] = y[1];
+      }
+      const float a = __shfl_xor_sync(0xffffffffu, odd ? y[0] : y[2], 1);
+      const float b = __shfl_xor_sync(0xffffffffu, odd ? y[1] : y[3], 1);
+      const float4 v = odd ? float4{a, b, y[2], y[3]} : float4{y[0], y[1], a, b};
+      push(base + place + j * 32, pushed, v, rank != split_);
+      if (keep && rank == split_) *reinterpret_cast<float4*>(shared_ + place + j * 32) = v;
+    }
+  }
+
+  // Squares and totals of a token in this warpgroup's steps, of two tokens of four lanes one each.
+  __device__ __forceinline__ float2 own_moments() const {
+    float squares[2] = {}, totals[2] = {};
+    if (slab_ < S::kMaxTokens / 16) {
+#pragma unroll 1
+      for (int turn = 0; turn < S::kTurns; ++turn) {
+        this->add_moments(turn * S::kGroups + group_, squares, totals);
+      }
+    }
+    const float2 upper = {this->sum_of_four(squares[0]), this->sum_of_four(totals[0])};
+    const float2 lower = {this->sum_of_four(squares[1]), this->sum_of_four(totals[1])};
+    return lane_ % 4 == 0 ? upper : lower;
+  }
+  __device__ __forceinline__ void push_moments(const float2& moments) const {
+    const int half = lane_ % 4, token = slab_ * 16 + half * 8 + lane_ / 4;
+    const bool keep = slab_ < S::kMaxTokens / 16 && half < 2 && token < in_.tokens;
+    const int rank = keep ? token / own_ : split_;
+    const uint32_t base = remote_address(shared_, rank);
+    const int at = (split_ * S::kGroups + group_) * S::kOwnTokens + token - rank * own_;
+    push(base + S::kMoments + at * 8, base + S::kBarriers, moments, keep);
   }
 
   int own_;  // rows of x a block, but for the last

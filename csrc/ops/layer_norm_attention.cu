@@ -21,43 +21,37 @@ namespace flashrt {
 
 constexpr int kHead = 48;
 
-// Queries over keys that are there: warpgroups take steps of K in turn.
-struct ContextAttention : PushedShape<kHead, 6, 4, 3, false> {
-  using Attention = heads::Shape<kHead, 1, 3>;
-  static constexpr bool kSelf = false;
-  static constexpr int kQuads = 1;  // groups of four columns of a row that a thread finishes
-  // A head's rows of W, for both warpgroups.
-  static constexpr int kBoxes = 1;
-  __device__ __forceinline__ static int box_row(int tile, int, int) { return tile * kHead; }
-  static constexpr int kHeadPitch = Attention::kPitch;  // elements of a row of queries
-  static constexpr int kBias = kTilesEnd, kReceived = kBias + kRows * 2;
-  static constexpr int kQueries = kReceived + kReceivedBytes;
-  static constexpr int kAttention = kQueries + heads::kRows * kHeadPitch * 2;
-  static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
-  static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
-  static_assert(kOwnTokens <= heads::kRows && kReceived % 16 == 0, "a tile of queries a block");
-};
-static_assert(ContextAttention::kSharedBytes == 116464, "as the launcher has it");
-
-// Queries, keys and values: a warpgroup has q and half of k, or the rest, in boxes of half a tensor of a head.
-// What lies over tiles: sums over those that are fetched once; queries, keys and values over the others.
-struct SelfAttention : PushedShape<3 * kHead, 6, 4, 4, true> {
-  static constexpr bool kSelf = true;
-  static constexpr int kQuads = 2;
-  static constexpr int kBoxes = 3, kBoxRows = kHead / 2;
-  __device__ __forceinline__ static int box_row(int tile, int group, int box) {
-    const int half = group * kBoxes + box;
-    return (half / 2 * (gridDim.x / kSplit) + tile) * kHead + half % 2 * kBoxRows;
+// kTensors of a head: queries, or these and keys and values, each a set of rows of W.
+template <int kTensors>
+struct NormAttentionShape : PushedShape<kTensors, kHead, 6, 4> {
+  using Base = PushedShape<kTensors, kHead, 6, 4>;
+  __device__ __forceinline__ static int set_row(int tile, int set) {
+    return (set * (gridDim.x / Base::kSplit) + tile) * kHead;
   }
   static constexpr int kHeadPitch = kHead + 8;  // elements; eight rows of an ldmatrix lie in different banks
-  static constexpr int kReceived = kOverStart;
-  static constexpr int kKeys = 0, kHeadBytes = kMaxTokens * kHeadPitch * 2, kValues = kKeys + kHeadBytes;
-  static constexpr int kQueries = kValues + kHeadBytes, kQueriesEnd = kQueries + 16 * kHeadPitch * 2;
-  static_assert(kQueriesEnd <= kOverStart && kOwnTokens <= 16, "over tiles, a tile of queries a block");
-  static constexpr int kBias = kTilesEnd, kBarriers = kBias + kRows * 2;
+  static constexpr int kQueryBytes = heads::kRows * kHeadPitch * 2, kKeyBytes = Base::kMaxTokens * kHeadPitch * 2;
+  static constexpr int kBias = Base::kPushedEnd, kBiasEnd = kBias + Base::kRows * 2;
+  static_assert(Base::kOwnTokens <= heads::kRows, "a tile of queries a block");
+};
+
+struct ContextAttention : NormAttentionShape<1> {
+  using Attention = heads::Shape<kHead, 1, 3>;
+  static constexpr bool kSelf = false;
+  static constexpr int kQueries = kBiasEnd, kAttention = kQueries + kQueryBytes;
+  static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
+  static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
+  static_assert(kHeadPitch == Attention::kPitch && kQueries % 16 == 0, "as the attention wants them");
+};
+static_assert(ContextAttention::kSharedBytes == 104768, "as the launcher has it");
+
+struct SelfAttention : NormAttentionShape<3> {
+  static constexpr bool kSelf = true;
+  static constexpr int kQueries = kRoom, kKeys = kQueries + kQueryBytes, kValues = kKeys + kKeyBytes;
+  static_assert(kValues + kKeyBytes <= kRoomEnd, "over used tiles");
+  static constexpr int kBarriers = kBiasEnd;
   static constexpr int kSharedBytes = (kBarriers + (1 + kCounted) * 8 + 15) / 16 * 16;
 };
-static_assert(SelfAttention::kSharedBytes == 113344, "as the launcher has it");
+static_assert(SelfAttention::kSharedBytes == 113312, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -65,7 +59,7 @@ template <class S>
 class NormAttention : PushedProduct<S> {
   using Base = PushedProduct<S>;
   using Base::barrier, Base::in_, Base::shared_, Base::split_, Base::thread_, Base::tile_, Base::kPushed;
-  static constexpr int kGroups = S::kRows / 4;  // of four columns of a head's tensors
+  static constexpr int kGroups = kHead / 4;  // of four columns of a head
   static constexpr int kGathered = S::kCounted;  // barrier of keys and values
 
  public:
@@ -109,16 +103,17 @@ class NormAttention : PushedProduct<S> {
     return reinterpret_cast<bf16*>(shared_ + S::kQueries);
   }
 
+  // Of four columns of all sets, a thread each.
   __device__ __forceinline__ uint2 load_bias(const bf16* bias) const {
-    if (!bias || thread_ >= kGroups) return {0u, 0u};
-    const int tensor = thread_ / (kHead / 4), column = thread_ % (kHead / 4) * 4;
-    return *reinterpret_cast<const uint2*>(bias + (tensor * (gridDim.x / S::kSplit) + tile_) * kHead + column);
+    if (!bias || thread_ >= S::kSets * kGroups) return {0u, 0u};
+    const int row = S::set_row(tile_, thread_ / kGroups) + thread_ % kGroups * 4;
+    return *reinterpret_cast<const uint2*>(bias + row);
   }
 
   // All that is known before the kernels in front have come to their end; then x is on its way.
   __device__ __forceinline__ void prepare(const typename Base::Centred& condition, const uint2& bias) const {
     this->leave_centred(condition);
-    if (thread_ < kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
+    if (thread_ < S::kSets * kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
     pdl_wait();
@@ -127,59 +122,38 @@ class NormAttention : PushedProduct<S> {
 
   // The block's queries and its keys and values, these to all blocks.
   __device__ __forceinline__ void make_rows() {
-    typename Base::Sums sums;
-    this->multiply(sums);
-    if constexpr (S::kOver) {
-      cluster_wait();  // where sums go, tiles are used
-      cluster_arrive_relaxed();
+    this->multiply();
+    __syncthreads();
+    const int row = thread_ % S::kOwnTokens, group = thread_ / S::kOwnTokens;
+#pragma unroll 1
+    for (int set = 0; set < S::kSets; ++set) {
+      wait_bytes(barrier(set));
+      if (group < kGroups && row < this->count(split_)) finish_row(set, row, group);
     }
-    this->push_sums(sums);
-    this->push_moments(sums);
-    wait_bytes(barrier(kPushed));
-    if constexpr (S::kOver) cluster_wait();  // all tiles are used
-    finish_rows();
     if constexpr (S::kSelf) clear_values();
     __syncthreads();
   }
 
-  // A thread has some columns of a row.
-  __device__ __forceinline__ void finish_rows() const {
-    constexpr int kPieces = kGroups / S::kQuads;
-    static_assert(S::kOwnTokens * kPieces <= S::kThreads, "a piece a thread");
-    const int row = thread_ % S::kOwnTokens, piece = thread_ / S::kOwnTokens;
-    if (piece >= kPieces || row >= this->count(split_)) return;
+  // Four columns of a row.
+  __device__ __forceinline__ void finish_row(int set, int row, int group) const {
     const float2 m = this->received_moments(row);
-    uint32_t bits[2 * S::kQuads];
-#pragma unroll
-    for (int quad = 0; quad < S::kQuads; ++quad) {
-      const int group = piece * S::kQuads + quad;
-      const float4 y = this->received(row, group * 4), g = this->received_gain(group * 4);
-      const float4 b = this->received_shift(group * 4);
-      const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[group];
-      const float2 low = unpack2(bias.x), high = unpack2(bias.y);
-      bits[2 * quad] = pack2((y.x - m.x * g.x) * m.y + (b.x + low.x), (y.y - m.x * g.y) * m.y + (b.y + low.y));
-      bits[2 * quad + 1] =
-          pack2((y.z - m.x * g.z) * m.y + (b.z + high.x), (y.w - m.x * g.w) * m.y + (b.w + high.y));
-    }
-    const int column = piece * S::kQuads * 4 % kHead;
+    const float4 y = this->received(set, row, group * 4), g = this->received_gain(set, group * 4);
+    const float4 b = this->received_shift(set, group * 4);
+    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[set * kGroups + group];
+    const float2 low = unpack2(bias.x), high = unpack2(bias.y);
+    const uint2 bits = {
+        pack2((y.x - m.x * g.x) * m.y + (b.x + low.x), (y.y - m.x * g.y) * m.y + (b.y + low.y)),
+        pack2((y.z - m.x * g.z) * m.y + (b.z + high.x), (y.w - m.x * g.w) * m.y + (b.w + high.y))};
     if constexpr (S::kSelf) {
-      const int tensor = piece * S::kQuads * 4 / kHead;
-      if (tensor > 0) {
-        gather(tensor == 1 ? S::kKeys : S::kValues, this->first(split_) + row, column, bits);
-      } else {
-        *reinterpret_cast<uint4*>(queries() + row * S::kHeadPitch + column) = {bits[0], bits[1], bits[2],
-                                                                              bits[3]};
-      }
-    } else {
-      *reinterpret_cast<uint2*>(queries() + row * S::kHeadPitch + column) = {bits[0], bits[1]};
+      if (set > 0) return gather(set == 1 ? S::kKeys : S::kValues, this->first(split_) + row, group, bits);
     }
+    reinterpret_cast<uint2*>(queries() + row * S::kHeadPitch)[group] = bits;
   }
 
-  // Eight numbers of a key or value into every block of the cluster.
-  __device__ __forceinline__ void gather(int tensor, int token, int column, const uint32_t (&bits)[4]) const {
-    const int place = tensor + (token * S::kHeadPitch + column) * 2;
-    const float4 v = {__uint_as_float(bits[0]), __uint_as_float(bits[1]), __uint_as_float(bits[2]),
-                      __uint_as_float(bits[3])};
+  // Four numbers of a key or value into every block of the cluster.
+  __device__ __forceinline__ void gather(int tensor, int token, int group, const uint2& bits) const {
+    const int place = tensor + token * S::kHeadPitch * 2 + group * 8;
+    const float2 v = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
 #pragma unroll
     for (int rank = 0; rank < S::kSplit; ++rank) {
       const uint32_t base = remote_address(shared_, rank);

@@ -68,14 +68,14 @@ def _operands(
     return queries, keys, values
 
 
-def _plan(kind: str, shared_bytes: int, box: int = 0) -> SkinnyPlan:
+def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
     """A cluster makes a head of the queries, and in the one named ``_self`` of keys and values."""
     name = f"layer_norm_attention{kind}_k1536_d48_bf16_sm90"
-    return SkinnyPlan(name, 1536, 48, 48, shared_bytes, cluster=4, tiles=True, mapped=True, box=box)
+    return SkinnyPlan(name, 1536, 48, 48, shared_bytes, cluster=4, tiles=True, mapped=True)
 
 
 #: Over keys that are there, and over the rows themselves.
-_CONTEXT_PLAN, _SELF_PLAN = _plan("", 116_464), _plan("_self", 113_344, box=24)
+_CONTEXT_PLAN, _SELF_PLAN = _plan("", 104_768), _plan("_self", 113_312)
 
 
 def layer_norm_attention_launch(

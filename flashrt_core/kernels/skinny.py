@@ -31,7 +31,6 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
-        box: rows of such a tile; 0: ``rows``.
         mapped: the kernel takes x as a map of tiles, and no stride of its rows.
         asks: whether it takes where the weight of a product further on lies, for which it asks.
         alone: blocks are kept off each other's multiprocessor, by asking for more shared memory
@@ -51,7 +50,6 @@ class SkinnyPlan:
     threads: int = 256
     cluster: int = 1
     tiles: bool = False
-    box: int = 0
     mapped: bool = False
     asks: bool = False
     alone: bool = False
@@ -70,11 +68,11 @@ class SkinnyPlan:
         return replace(self, kernel=self.kernel.replace("linear_", "linear_squares_", 1))
 
     def weight(self, weight: Tensor) -> Tensor | TensorMap:
-        """The argument for a packed weight: itself, or tiles of some rows by 64 columns."""
+        """The argument for a packed weight: itself, or tiles of a block's rows by 64 columns."""
         if not self.tiles:
             return weight
         rows, depth = weight.shape
-        return TensorMap(weight.data_ptr(), rows, depth, depth, self.box or self.rows, 64)
+        return TensorMap(weight.data_ptr(), rows, depth, depth, self.rows, 64)
 
     def x(self, x: Tensor) -> Tensor | TensorMap:
         """The argument for x: itself, or tiles of all its rows by 64 columns, with zeros behind."""
