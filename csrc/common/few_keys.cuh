@@ -86,7 +86,8 @@ struct FewKeys {
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
       if (row >= rows) continue;
-      uint32_t* target = reinterpret_cast<uint32_t*>(out + static_cast<size_t>(row) * out_stride + lane % 4 * 2);
+      bf16* first = out + static_cast<size_t>(row) * out_stride + lane % 4 * 2;
+      uint32_t* target = reinterpret_cast<uint32_t*>(first);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
         target[n * 4] = pack2(mixed[n][2 * half], mixed[n][2 * half + 1]);

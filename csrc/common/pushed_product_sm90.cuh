@@ -1,6 +1,6 @@
-// pushed_product_sm90: y = x W^T for up to 48 rows x [A, K], with the norm of a layer in front, by clusters that
-// split K (sm_90a), where what comes behind wants whole rows of y: sums go from registers to the block that
-// finishes their row.
+// pushed_product_sm90: y = x W^T for up to 48 rows x [A, K], with the norm of a layer in front, by clusters
+// that split K (sm_90a), where what comes behind wants whole rows of y: sums go from registers to the block
+// that finishes their row.
 //
 // Tokens take the 64-row side of a product, from registers, as in streamed_product_sm90.cuh, where the fourth
 // warp of a warpgroup has shift and gain of the norm. Here x is conditioned once and stays in registers, and
@@ -34,7 +34,8 @@ struct PushedShape {
   static constexpr bool kApart = true;
   static constexpr int kRing = kSets < 2 ? kSets : 2;
   static constexpr int kStages = kRing * kSteps, kTokenStages = kSteps;
-  static constexpr int kWeightBytes = kSet * 128, kTokenBytes = kMaxTokens * 128, kSetBytes = kSteps * kWeightBytes;
+  static constexpr int kWeightBytes = kSet * 128, kTokenBytes = kMaxTokens * 128;
+  static constexpr int kSetBytes = kSteps * kWeightBytes;
   static constexpr int kStageBytes = kWeightBytes, kStageStart = 0;
   static constexpr int kTokensAt = kStages * kWeightBytes;
   static constexpr int kScale = kTokensAt + kTokenStages * kTokenBytes;
@@ -56,8 +57,8 @@ struct PushedShape {
   static constexpr int kMomentBytes = kSplit * kGroups * kOwnTokens * 8;
   static_assert(kStageBytes % 1024 == 0 && kMaxTokens % kSplit == 0, "aligned");
 
-  // With a third set they lie over what is used: two sets over x, the third over the second's rows of W, where
-  // there is more room. Blocks tell each other when they have used it.
+  // With a third set they lie over what is used: two sets over x, the third over the second's rows of W,
+  // where there is more room. Blocks tell each other when they have used it.
   static constexpr bool kOver = kSets > kRing;
   static_assert(kSets <= 3, "one set that is fetched later");
   __device__ __forceinline__ static int received(int set) {

@@ -10,8 +10,9 @@
 // bound: memory, the bytes of W
 //
 // A cluster has a head: its blocks split K, push each other the sums of a quarter of the rows of x, and
-// each finishes and attends with its quarter. Weights, and keys and values that are there, are under way
-// before pdl_wait(); keys and values that a block makes are pushed to all, where the attention reads them.
+// each finishes and attends with its quarter (pushed_product_sm90.cuh). Weights, and keys and values that are
+// there, are under way before pdl_wait(); keys and values that a block makes are pushed to all, where the
+// attention reads them.
 
 #include "../common/few_keys.cuh"
 #include "../common/heads.cuh"
@@ -29,7 +30,8 @@ struct NormAttentionShape : PushedShape<kTensors, kHead, 6, 4> {
     return (set * (gridDim.x / Base::kSplit) + tile) * kHead;
   }
   static constexpr int kHeadPitch = kHead + 8;  // elements; eight rows of an ldmatrix lie in different banks
-  static constexpr int kQueryBytes = heads::kRows * kHeadPitch * 2, kKeyBytes = Base::kMaxTokens * kHeadPitch * 2;
+  static constexpr int kQueryBytes = heads::kRows * kHeadPitch * 2;
+  static constexpr int kKeyBytes = Base::kMaxTokens * kHeadPitch * 2;
   static constexpr int kBias = Base::kPushedEnd, kBiasEnd = kBias + Base::kRows * 2;
   static_assert(Base::kOwnTokens <= heads::kRows, "a tile of queries a block");
 };
