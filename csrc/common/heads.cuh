@@ -196,16 +196,6 @@ class Heads {
     sync();
   }
 
-  // Keys and values that others bring: where row `key` of either goes, and that all `keys` are there.
-  __device__ __forceinline__ static int place(int key, int which) {
-    return ((key / kKeys * S::kStages * 2 + which) * S::kTile + key % kKeys * S::kPitch) * 2;
-  }
-  __device__ __forceinline__ void take(int keys) {
-    length_ = 0;
-    end_ = keys;
-    own_ = warp_ * kKeys < keys ? 1 : 0;
-  }
-
   // Sums of a row over the four lanes that share it.
   __device__ __forceinline__ void join_lanes() {
 #pragma unroll

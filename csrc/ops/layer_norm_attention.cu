@@ -10,71 +10,63 @@
 // bound: memory, the bytes of W
 //
 // A cluster has a head: its blocks split K, push each other the sums of a quarter of the rows of x, and
-// each finishes and attends with its quarter. Weights, and keys and values that are there, are under way
-// before pdl_wait(); keys and values that a block makes are pushed to all, where the attention reads them.
+// each finishes and attends with its quarter (pushed_product_sm90.cuh). Weights, and keys and values that are
+// there, are under way before pdl_wait(); keys and values that a block makes are pushed to all, where the
+// attention reads them.
 
+#include "../common/few_keys.cuh"
 #include "../common/heads.cuh"
-#include "../common/streamed_product_sm90.cuh"
+#include "../common/pushed_product_sm90.cuh"
 
 namespace flashrt {
 
-// The product's shape, with other things received: from each of the others, its sums of kOwnTokens rows
-// and of the two vectors of the norm.
-// kTensors: of W, 1 (q) or 3 (q, k and v).
-template <int kTensors_, int kStages_, class Attention_>
-struct NormAttentionShape : StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48> {
-  using Base = StreamedShape<48 * kTensors_, 6, 4, kStages_, true, 48>;
-  using Attention = Attention_;
-  using Base::kMaxTokens, Base::kRows, Base::kSplit, Base::kSquareParts, Base::kStages, Base::kTokens;
-  using Base::kTotals;
-  static constexpr bool kSelf = kTensors_ == 3;
-  static constexpr int kDim = 48, kBoxes = kTensors_;
-  // Heads lie 48 rows apart in each of the tensors.
-  __device__ __forceinline__ static int box_row(int tile, int box) {
-    return (box * (gridDim.x / kSplit) + tile) * kDim;
+constexpr int kHead = 48;
+
+// kTensors of a head: queries, or these and keys and values, each a set of rows of W.
+template <int kTensors>
+struct NormAttentionShape : PushedShape<kTensors, kHead, 6, 4> {
+  using Base = PushedShape<kTensors, kHead, 6, 4>;
+  __device__ __forceinline__ static int set_row(int tile, int set) {
+    return (set * (gridDim.x / Base::kSplit) + tile) * kHead;
   }
-  static constexpr int kOwnTokens = kMaxTokens / kSplit, kSlots = kOwnTokens + 2;
-  static constexpr int kOthers = kSplit - 1;
-  static constexpr int kReceived = kTotals + kSquareParts * kTokens * 4;
-  static constexpr int kReceivedSquares = kReceived + kOthers * kSlots * kRows * 4;
-  static constexpr int kQueries = kReceivedSquares + kOthers * kOwnTokens * 8;
-  static constexpr int kBias = kQueries + heads::kRows * Attention::kPitch * 2;
-  static constexpr int kAttention = kBias + kRows * 2;
-  static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
-  static constexpr int kSharedBytes = (kBarriers + (2 + kStages) * 8 + 15) / 16 * 16;
-  static_assert(kReceived % 16 == 0 && kQueries % 16 == 0 && kAttention % 16 == 0, "aligned");
-  static_assert(kOwnTokens <= heads::kRows && Attention::kDim == kDim, "a tile of queries a block");
-  static_assert(!kSelf || kMaxTokens <= Attention::kWarps * heads::kKeys, "a tile of keys a warp");
+  static constexpr int kHeadPitch = kHead + 8;  // elements; eight rows of an ldmatrix lie in different banks
+  static constexpr int kQueryBytes = heads::kRows * kHeadPitch * 2;
+  static constexpr int kKeyBytes = Base::kMaxTokens * kHeadPitch * 2;
+  static constexpr int kBias = Base::kPushedEnd, kBiasEnd = kBias + Base::kRows * 2;
+  static_assert(Base::kOwnTokens <= heads::kRows, "a tile of queries a block");
 };
 
-using ContextAttention = NormAttentionShape<1, 6, heads::Shape<48, 1, 3>>;
-static_assert(ContextAttention::kSharedBytes == 101536, "as the launcher has it");
-using SelfAttention = NormAttentionShape<3, 2, heads::Shape<48, 1, 3>>;
-static_assert(SelfAttention::kSharedBytes == 107328, "as the launcher has it");
+struct ContextAttention : NormAttentionShape<1> {
+  using Attention = heads::Shape<kHead, 1, 3>;
+  static constexpr bool kSelf = false;
+  static constexpr int kQueries = kBiasEnd, kAttention = kQueries + kQueryBytes;
+  static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
+  static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
+  static_assert(kHeadPitch == Attention::kPitch && kQueries % 16 == 0, "as the attention wants them");
+};
+static_assert(ContextAttention::kSharedBytes == 104768, "as the launcher has it");
+
+struct SelfAttention : NormAttentionShape<3> {
+  static constexpr bool kSelf = true;
+  static constexpr int kQueries = kRoom, kKeys = kQueries + kQueryBytes, kValues = kKeys + kKeyBytes;
+  static_assert(kValues + kKeyBytes <= kRoomEnd, "over used tiles");
+  static constexpr int kBarriers = kBiasEnd;
+  static constexpr int kSharedBytes = (kBarriers + (1 + kCounted) * 8 + 15) / 16 * 16;
+};
+static_assert(SelfAttention::kSharedBytes == 113312, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
-// Nothing of the base's way to finish is used.
-struct NoFinish {
-  static constexpr bool kNeighbours = true, kFetches = false;
-  __device__ __forceinline__ static int low_row(int item) { return item * 4; }
-  __device__ __forceinline__ static int high_row(int item) { return item * 4 + 2; }
-};
-
 template <class S>
-class NormAttention : StreamedProduct<S, NoFinish> {
-  using Base = StreamedProduct<S, NoFinish>;
-  using Base::barrier, Base::in_, Base::lane_, Base::shared_, Base::split_, Base::thread_, Base::tile_;
-  using Base::warp_, Base::kPushed;
-  using Attention = typename S::Attention;
-  static constexpr int kGroups = S::kRows / 4;  // of four columns of a head's tensors
-  static constexpr int kGathered = 1 + S::kStages;  // barrier of keys and values
+class NormAttention : PushedProduct<S> {
+  using Base = PushedProduct<S>;
+  using Base::barrier, Base::in_, Base::shared_, Base::split_, Base::thread_, Base::tile_, Base::kPushed;
+  static constexpr int kGroups = kHead / 4;  // of four columns of a head
+  static constexpr int kGathered = S::kCounted;  // barrier of keys and values
 
  public:
   __device__ __forceinline__ NormAttention(const FewRowsInput<bf16>& input, NoFinish& op)
-      : Base(input, op) {
-    own_ = (in_.tokens + S::kSplit - 1) / S::kSplit;
-  }
+      : Base(input, op) {}
 
   __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, bf16* out, int out_stride,
                                       int kept) {
@@ -82,159 +74,87 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     const typename Base::Centred condition = this->load_centred();
     const uint2 offsets = load_bias(bias);
     if (thread_ == 0) {
-      const uint32_t rows = count(split_);
-      expect_bytes(barrier(kPushed), S::kOthers * ((rows + 2) * S::kRows * 4 + rows * 8));
-      if constexpr (S::kSelf) expect_bytes(barrier(kGathered), in_.tokens * 2 * S::kDim * 2);
+      if constexpr (S::kSelf) expect_bytes(barrier(kGathered), in_.tokens * 2 * kHead * 2);
       this->begin();
     }
-    if constexpr (S::kSelf) clear_keys();
     __syncwarp();
     cluster_arrive_relaxed();
-    attention.rows = first(split_) + count(split_);
-    heads::Heads<Attention> attend(attention, shared_ + S::kAttention, first(split_), tile_, 0);
-    const bool attends = warp_ < Attention::kWarps;
-    if (!S::kSelf && kept && attends) attend.begin();
-    this->leave_centred(condition);
-    leave_bias(offsets);
-    __syncthreads();  // the barriers and what conditions x
-    cluster_wait();
-    pdl_wait();
-    if (thread_ == 0) this->fetch_first_tokens();
-    if (!S::kSelf && !kept && attends) attend.begin();
-    this->multiply();
-    __syncthreads();
-    scatter_rows();
-    wait_bytes(barrier(kPushed));
-    finish_rows();
-    __syncthreads();
-    if (!attends) {
-      if (S::kSelf) wait_bytes(barrier(kGathered));  // what a block was sent has come before it leaves
-      return;
+    if constexpr (S::kSelf) {
+      prepare(condition, offsets);
+      make_rows();
+      attend_each_other(attention.scale_log2, out, out_stride);
+    } else {
+      using Attention = typename S::Attention;
+      attention.rows = this->first(split_) + this->count(split_);
+      heads::Heads<Attention> attend(attention, shared_ + S::kAttention, this->first(split_), tile_, 0);
+      const bool attends = thread_ < 32 * Attention::kWarps;
+      if (kept && attends) attend.begin();
+      prepare(condition, offsets);
+      if (!kept && attends) attend.begin();
+      make_rows();
+      if (!attends) return;
+      attend.load_queries(queries());
+      attend.run();
+      attend.join_lanes();
+      attend.store(out, out_stride, 1.0f);
     }
-    if (S::kSelf) {
-      attend.take(in_.tokens);
-      wait_bytes(barrier(kGathered));
-    }
-    attend.load_queries(queries());
-    attend.run();
-    attend.join_lanes();
-    attend.store(out, out_stride, 1.0f);
   }
 
  private:
-  // The rows of x that a block finishes.
-  __device__ __forceinline__ int first(int rank) const { return min(rank * own_, in_.tokens); }
-  __device__ __forceinline__ int count(int rank) const { return first(rank + 1) - first(rank); }
   __device__ __forceinline__ bf16* queries() const {
     return reinterpret_cast<bf16*>(shared_ + S::kQueries);
   }
 
-  // Keys and values of rows that are not there, to which nobody pushes.
-  __device__ __forceinline__ void clear_keys() const {
-    constexpr int kPieces = S::kDim / 8;
-    for (int i = thread_; i < (S::kMaxTokens - in_.tokens) * 2 * kPieces; i += S::kThreads) {
-      const int token = in_.tokens + i / (2 * kPieces), which = i / kPieces % 2, piece = i % kPieces;
-      const int place = S::kAttention + heads::Heads<Attention>::place(token, which) + piece * 16;
-      *reinterpret_cast<uint4*>(shared_ + place) = {0u, 0u, 0u, 0u};
-    }
-  }
-
+  // Of four columns of all sets, a thread each.
   __device__ __forceinline__ uint2 load_bias(const bf16* bias) const {
-    if (!bias || thread_ >= kGroups) return {0u, 0u};
-    const int row = S::box_row(tile_, thread_ / (S::kDim / 4)) + thread_ % (S::kDim / 4) * 4;
+    if (!bias || thread_ >= S::kSets * kGroups) return {0u, 0u};
+    const int row = S::set_row(tile_, thread_ / kGroups) + thread_ % kGroups * 4;
     return *reinterpret_cast<const uint2*>(bias + row);
   }
-  __device__ __forceinline__ void leave_bias(const uint2& v) const {
-    if (thread_ < kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = v;
+
+  // All that is known before the kernels in front have come to their end; then x is on its way.
+  __device__ __forceinline__ void prepare(const typename Base::Centred& condition, const uint2& bias) const {
+    this->leave_centred(condition);
+    if (thread_ < S::kSets * kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
+    __syncthreads();  // the barriers and what conditions x
+    cluster_wait();
+    pdl_wait();
+    if (thread_ == 0) this->fetch_tokens();
   }
 
-  // A slot: a row that a block finishes, or behind those shift W^T and gain W^T, as this block sums it.
-  __device__ __forceinline__ float4 slot_item(int rank, int slot, int group) const {
-    if (slot < S::kOwnTokens) return this->sum_item(first(rank) + slot, group);
-    const int token = S::kMaxTokens + (slot - S::kOwnTokens) * 2;
-    const float4 a = this->sum_item(token, group), b = this->sum_item(token + 1, group);
-    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-  }
-
-  // Every slot to the block that finishes it. A warp pushes to one neighbour; blocks begin with different
-  // ones.
-  __device__ __forceinline__ void scatter_rows() const {
-    const int rank = (warp_ + split_) % S::kSplit, rows = count(rank);
-    if (rank == static_cast<int>(split_)) return;
-    const int start = warp_ / S::kSplit * 32 + lane_, from = split_ - (split_ > rank);
-    constexpr int kStride = S::kThreads / S::kSplit;
-    const uint32_t base = remote_address(shared_, rank), pushed = base + S::kBarriers + kPushed * 8;
-    for (int i = start; i < (rows + 2) * kGroups; i += kStride) {
-      const int row = i / kGroups, group = i % kGroups;
-      const int slot = row < rows ? row : S::kOwnTokens + row - rows;
-      push(base + S::kReceived + ((from * S::kSlots + slot) * kGroups + group) * 16, pushed,
-           slot_item(rank, slot, group));
-    }
-    for (int i = start; i < rows; i += kStride) {
-      const int token = first(rank) + i;
-      push(base + S::kReceivedSquares + (from * S::kOwnTokens + i) * 8, pushed,
-           float2{this->sum_squares(token), this->sum_totals(token)});
-    }
-  }
-
-  // Sums over the blocks, in their order.
-  __device__ __forceinline__ float4 received(int slot, int group) const {
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int block = 0; block < S::kSplit; ++block) {
-      const int at = ((block - (block > split_)) * S::kSlots + slot) * kGroups + group;
-      const float4 v = block == split_ ? slot_item(split_, slot, group)
-                                       : reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
-      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-    }
-    return sum;
-  }
-  __device__ __forceinline__ float2 own_moments(int row) const {
-    float2 sum = {0.0f, 0.0f};
-#pragma unroll
-    for (int block = 0; block < S::kSplit; ++block) {
-      const int at = (block - (block > split_)) * S::kOwnTokens + row, token = first(split_) + row;
-      const float2 v = block == split_
-                           ? float2{this->sum_squares(token), this->sum_totals(token)}
-                           : reinterpret_cast<const float2*>(shared_ + S::kReceivedSquares)[at];
-      sum = {sum.x + v.x, sum.y + v.y};
-    }
-    const float mean = sum.y * (1.0f / S::kInner);
-    const float variance = fmaxf(sum.x * (1.0f / S::kInner) - mean * mean, 0.0f);
-    return {mean, rsqrtf(variance + in_.eps)};
-  }
-
-  // A thread has four columns of q, k or v, and some of the rows; queries behind the last row are zero.
-  __device__ __forceinline__ void finish_rows() const {
-    constexpr int kStride = S::kThreads / kGroups;
-    const int rows = count(split_), group = thread_ % kGroups;
-    if (thread_ >= kStride * kGroups) return;
-    const int tensor = group / (S::kDim / 4), column = group % (S::kDim / 4) * 4;
-    const float4 g = received(S::kOwnTokens + 1, group);
-    float4 b = received(S::kOwnTokens, group);
-    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[group];
-    const float2 low = unpack2(bias.x), high = unpack2(bias.y);
-    b = {b.x + low.x, b.y + low.y, b.z + high.x, b.w + high.y};
+  // The block's queries and its keys and values, these to all blocks.
+  __device__ __forceinline__ void make_rows() {
+    this->multiply();
+    __syncthreads();
+    const int row = thread_ % S::kOwnTokens, group = thread_ / S::kOwnTokens;
 #pragma unroll 1
-    for (int row = thread_ / kGroups; row < (tensor == 0 ? heads::kRows : rows); row += kStride) {
-      uint2 result = {0u, 0u};
-      if (row < rows) {
-        const float2 m = own_moments(row);
-        const float4 y = received(row, group);
-        result = {pack2((y.x - m.x * g.x) * m.y + b.x, (y.y - m.x * g.y) * m.y + b.y),
-                  pack2((y.z - m.x * g.z) * m.y + b.z, (y.w - m.x * g.w) * m.y + b.w)};
-      }
-      if (tensor == 0) {
-        *reinterpret_cast<uint2*>(queries() + row * Attention::kPitch + column) = result;
-      } else {
-        gather(first(split_) + row, tensor - 1, column, result);
-      }
+    for (int set = 0; set < S::kSets; ++set) {
+      wait_bytes(barrier(set));
+      if (group < kGroups && row < this->count(split_)) finish_row(set, row, group);
     }
+    if constexpr (S::kSelf) clear_values();
+    __syncthreads();
+  }
+
+  // Four columns of a row.
+  __device__ __forceinline__ void finish_row(int set, int row, int group) const {
+    const float2 m = this->received_moments(row);
+    const float4 y = this->received(set, row, group * 4), g = this->received_gain(set, group * 4);
+    const float4 b = this->received_shift(set, group * 4);
+    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[set * kGroups + group];
+    const float2 low = unpack2(bias.x), high = unpack2(bias.y);
+    const uint2 bits = {
+        pack2((y.x - m.x * g.x) * m.y + (b.x + low.x), (y.y - m.x * g.y) * m.y + (b.y + low.y)),
+        pack2((y.z - m.x * g.z) * m.y + (b.z + high.x), (y.w - m.x * g.w) * m.y + (b.w + high.y))};
+    if constexpr (S::kSelf) {
+      if (set > 0) return gather(set == 1 ? S::kKeys : S::kValues, this->first(split_) + row, group, bits);
+    }
+    reinterpret_cast<uint2*>(queries() + row * S::kHeadPitch)[group] = bits;
   }
 
   // Four numbers of a key or value into every block of the cluster.
-  __device__ __forceinline__ void gather(int token, int which, int column, const uint2& bits) const {
-    const int place = S::kAttention + heads::Heads<Attention>::place(token, which) + column * 2;
+  __device__ __forceinline__ void gather(int tensor, int token, int group, const uint2& bits) const {
+    const int place = tensor + token * S::kHeadPitch * 2 + group * 8;
     const float2 v = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
 #pragma unroll
     for (int rank = 0; rank < S::kSplit; ++rank) {
@@ -243,7 +163,27 @@ class NormAttention : StreamedProduct<S, NoFinish> {
     }
   }
 
-  int own_;  // rows of x a block, but for the last
+  // Values of rows that are not there, to which nobody pushes.
+  __device__ __forceinline__ void clear_values() const {
+    constexpr int kPieces = kHead / 8;
+    for (int i = thread_; i < (S::kMaxTokens - in_.tokens) * kPieces; i += S::kThreads) {
+      const int token = in_.tokens + i / kPieces, piece = i % kPieces;
+      clear_shared16(shared_address(shared_ + S::kValues + token * S::kHeadPitch * 2 + piece * 16));
+    }
+  }
+
+  // The rows over each other, a third of the columns a warp.
+  __device__ __forceinline__ void attend_each_other(float scale_log2, bf16* out, int out_stride) const {
+    constexpr int kColumns = 16;
+    const int column = thread_ / 32 * kColumns;
+    if (column >= kHead) return;
+    wait_bytes(barrier(kGathered));
+    FewKeys<kHead, S::kMaxTokens, kColumns, S::kHeadPitch> attend;
+    attend.run(queries(), reinterpret_cast<const bf16*>(shared_ + S::kKeys),
+               reinterpret_cast<const bf16*>(shared_ + S::kValues), in_.tokens, scale_log2, column);
+    attend.store(out + static_cast<size_t>(this->first(split_)) * out_stride + tile_ * kHead + column,
+                 out_stride, this->count(split_));
+  }
 };
 
 #endif

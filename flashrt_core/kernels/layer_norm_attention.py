@@ -75,7 +75,7 @@ def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
 
 
 #: Over keys that are there, and over the rows themselves.
-_CONTEXT_PLAN, _SELF_PLAN = _plan("", 101_536), _plan("_self", 107_328)
+_CONTEXT_PLAN, _SELF_PLAN = _plan("", 104_768), _plan("_self", 113_312)
 
 
 def layer_norm_attention_launch(
