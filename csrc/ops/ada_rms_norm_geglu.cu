@@ -9,6 +9,7 @@
 #include "../common/activation.cuh"
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
+#include "../common/staged_product_sm90.cuh"
 
 namespace flashrt {
 
@@ -59,6 +60,8 @@ using Geglu62Sm90 = WarpgroupShape<64, 8, 1, From::kBulk, 2, true>;
 static_assert(Geglu62Sm90::kSharedBytes == 171552, "as the launcher has it");
 using Geglu14ClusterI8 = SkinnyShape<1, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t, true>;
 static_assert(Geglu14ClusterI8::kSharedBytes == 70224, "as the launcher has it");
+using Geglu14I8Sm90 = StagedShape<8>;
+static_assert(Geglu14I8Sm90::kSharedBytes == 102928, "as the launcher has it");
 using Geglu30ClusterI8 = SkinnyShape<2, 8, 4, 1, 8, 1, From::kBulk, 8, true, int8_t>;
 static_assert(Geglu30ClusterI8::kSharedBytes == 80976, "as the launcher has it");
 using Geglu14I8 = SkinnyShape<1, 4, 4, 1, 8, 1, From::kRegisters, 0, true, int8_t>;
@@ -86,5 +89,6 @@ FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_30_i8_cluster, Geglu30ClusterI8, 1)
 #ifdef FLASHRT_SM90A
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_bf16_sm90, Geglu54Sm90, 2)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_sm90, Geglu62Sm90, 1)
+FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_i8_sm90, Geglu14I8Sm90, 3)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_i8_sm90, Geglu54I8Sm90, 2)
 #endif

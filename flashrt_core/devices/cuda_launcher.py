@@ -85,9 +85,10 @@ class CudaLauncher:
         shared_bytes: int = 0,
         cluster: Size | None = None,
         pdl: bool = True,
+        carveout: int | None = None,
     ) -> None:
         """See :class:`flashrt_core.kernels.launch.Launcher`."""
-        function = self._library.function(kernel, shared_bytes)
+        function = self._library.function(kernel, shared_bytes, carveout)
         front = "product" if self.launched and self.launched[-1] == PRODUCT else "kernel"
         allowed = not self._boundary and self._overlap.at(self._stage, front)
         early = pdl and allowed and self.architecture >= 90

@@ -60,6 +60,7 @@ class KernelLibrary:
         self._image = image  # the driver may read it lazily
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
+        self._carved: set[str] = set()
         try:
             self._library = driver.call("cuLibraryLoadData", image, None, None, 0, None, None, 0)
         except DeviceError as error:
@@ -72,8 +73,11 @@ class KernelLibrary:
                 remedy="rebuild the package with this GPU's architecture",
             ) from error
 
-    def function(self, name: str, shared_bytes: int = 0) -> Any:
-        """The entry called ``name``, able to use that much dynamic shared memory."""
+    def function(self, name: str, shared_bytes: int = 0, carveout: int | None = None) -> Any:
+        """The entry called ``name``, able to use that much dynamic shared memory.
+
+        ``carveout`` is that of :meth:`flashrt_core.kernels.launch.Launcher.launch`.
+        """
         if name not in self._functions:
             try:
                 kernel = self._driver.call("cuLibraryGetKernel", self._library, name.encode())
@@ -88,6 +92,11 @@ class KernelLibrary:
             dynamic = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._driver.call("cuFuncSetAttribute", function, dynamic, shared_bytes)
             self._shared[name] = shared_bytes
+        if carveout is not None and name not in self._carved:
+            attribute = self._driver.api.CUfunction_attribute
+            percent = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._driver.call("cuFuncSetAttribute", function, percent, carveout)
+            self._carved.add(name)
         return function
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, glu
 from .op import Lane, Op
 from .quantised import given, store
-from .skinny import SkinnyPlan, choose_plan, whole_plans
+from .skinny import SIDE_BY_SIDE, SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -26,6 +26,7 @@ _PLANS = (
 )
 #: Those with int8 weights.
 _WHOLE_PLANS = (
+    SkinnyPlan("ada_rms_norm_geglu_14_i8_sm90", 1024, 14, 64, 102928, carveout=SIDE_BY_SIDE),
     SkinnyPlan("ada_rms_norm_geglu_14_i8_cluster", 1024, 14, 64, 70224),
     SkinnyPlan("ada_rms_norm_geglu_30_i8_cluster", 1024, 30, 64, 80976),
     SkinnyPlan("ada_rms_norm_geglu_54_i8_sm90", 1024, 54, 64, 49248, cluster=2),

@@ -14,7 +14,7 @@ from .maths import ada_rms_normalise, matmul, split_qkv_rope
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch
 from .quantised import given
-from .skinny import SkinnyPlan, choose_plan, whole_plans
+from .skinny import SIDE_BY_SIDE, SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -27,7 +27,15 @@ _PLANS = (
 )
 #: Those with int8 weights.
 _WHOLE_PLANS = (
-    SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_i8_hopper", 1024, 14, 64, 42704, cluster=2),
+    SkinnyPlan(
+        "ada_rms_norm_qkv_rope_kv_14_i8_hopper",
+        1024,
+        14,
+        64,
+        42704,
+        cluster=2,
+        carveout=SIDE_BY_SIDE,
+    ),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_14_i8_cluster", 1024, 14, 80, 51552, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_30_i8_cluster", 1024, 30, 80, 103520, cluster=4),
     SkinnyPlan("ada_rms_norm_qkv_rope_kv_54_i8_sm90", 1024, 54, 64, 48160, cluster=4),

@@ -68,6 +68,7 @@ class Launcher(Protocol):
         shared_bytes: int = 0,
         cluster: Size | None = None,
         pdl: bool = True,
+        carveout: int | None = None,
     ) -> None:
         """Launch an entry of the kernel library.
 
@@ -80,6 +81,9 @@ class Launcher(Protocol):
             cluster: blocks of a cluster.
             pdl: may start before the kernel in front has finished; the kernel must then call
                 ``pdl_wait()`` before it touches what others write.
+            carveout: percent of a multiprocessor's own memory that should be shared memory, the
+                rest being its cache; the same in all launches of a kernel. None: as the driver
+                thinks best for this kernel alone. Kernels that are to lie side by side agree.
         """
 
     def matmul(

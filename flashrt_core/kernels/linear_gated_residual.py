@@ -19,7 +19,7 @@ from .low_bit import require_e4m3
 from .maths import matmul
 from .op import Lane, Op
 from .quantised import given
-from .skinny import SkinnyPlan, choose_plan, whole_plans
+from .skinny import SIDE_BY_SIDE, SkinnyPlan, choose_plan, whole_plans
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -53,7 +53,14 @@ _STREAMED_PLANS = (
 #: Those with int8 weights.
 _WHOLE_PLANS = (
     SkinnyPlan(
-        "linear_gated_residual_k2048_16_i8_cluster", 2048, 16, 32, 12336, threads=128, cluster=4
+        "linear_gated_residual_k2048_16_i8_cluster",
+        2048,
+        16,
+        32,
+        12336,
+        threads=128,
+        cluster=4,
+        carveout=SIDE_BY_SIDE,
     ),
     SkinnyPlan("linear_gated_residual_k2048_32_i8_cluster", 2048, 32, 16, 26656, cluster=2),
     SkinnyPlan("linear_gated_residual_k2048_56_i8_sm90", 2048, 56, 64, 44832, cluster=8),
@@ -61,7 +68,15 @@ _WHOLE_PLANS = (
     SkinnyPlan("linear_gated_residual_k2048_64_i8_cluster", 2048, 64, 16, 53280, cluster=2),
     SkinnyPlan("linear_gated_residual_k2048_16_i8", 2048, 16, 8, 4112),
     SkinnyPlan("linear_gated_residual_k2048_64_i8", 2048, 64, 8, 16400),
-    SkinnyPlan("linear_gated_residual_k4096_16_i8_cluster", 4096, 16, 32, 22576, cluster=4),
+    SkinnyPlan(
+        "linear_gated_residual_k4096_16_i8_cluster",
+        4096,
+        16,
+        32,
+        22576,
+        cluster=4,
+        carveout=SIDE_BY_SIDE,
+    ),
     SkinnyPlan("linear_gated_residual_k4096_32_i8_cluster", 4096, 32, 32, 45104, cluster=4),
     SkinnyPlan("linear_gated_residual_k4096_56_i8_sm90", 4096, 56, 64, 44832, cluster=8),
     SkinnyPlan("linear_gated_residual_k4096_64_i8_sm90", 4096, 64, 64, 51232, cluster=8),

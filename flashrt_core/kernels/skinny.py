@@ -16,6 +16,11 @@ LARGE_CLUSTERS = (9, 10, 11)
 #: Shared memory of a block beside which a multiprocessor of Hopper (228 KiB, of which each block
 #: costs one) has no room for another.
 _OVER_HALF = 115_728
+#: The carveout of the int8 kernels for a few rows that follow each other in a layer. One that
+#: wants a multiprocessor's memory divided otherwise than the kernel in front may have to wait until
+#: that is gone, and fetches its weights late. These 132 KiB hold one block of gate and up and
+#: leave a cache for weights on their way to registers, which are slow where it is small.
+SIDE_BY_SIDE = 58
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class SkinnyPlan:
         alone: blocks are kept off each other's multiprocessor, by asking for more shared memory
             than they use, so that those of the kernels in front and behind find room beside each.
             A choice made kernel by kernel, in the whole graph: most lose more by starting later.
+        carveout: as of :meth:`Launcher.launch`.
         run: outputs of a run whose sum of squares its form ``_squares`` leaves; 0: it has none.
 
     Kernels named ``_cluster`` are for the generations above, those named ``_sm90`` for one of them;
@@ -53,6 +59,7 @@ class SkinnyPlan:
     box_rows: int = 0
     mapped: bool = False
     alone: bool = False
+    carveout: int | None = None
     run: int = 0
 
     def fits(self, launcher: Launcher, tokens: int, rows: int, depth: int) -> bool:
@@ -92,6 +99,7 @@ class SkinnyPlan:
             args,
             shared_bytes=max(self.shared_bytes, _OVER_HALF if self.alone else 0),
             cluster=self.cluster if self.cluster > 1 else None,
+            carveout=self.carveout,
         )
 
 

@@ -49,7 +49,10 @@ class FakeCuda(ModuleType):
     CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0)
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
     CUDA_MEMCPY2D = Record
-    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9,
+    )
     CUlaunchAttributeID = SimpleNamespace(
         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6,
@@ -63,6 +66,7 @@ class FakeCuda(ModuleType):
         self.launched: list[tuple[Any, ...]] = []
         self.copied: list[tuple[int, int]] = []
         self.shared: list[int] = []
+        self.carved: list[int] = []
         self.failing: dict[str, Result] = {}
         self.any_kernel = False
         self._memory: dict[int, Any] = {}
@@ -136,7 +140,7 @@ class FakeCuda(ModuleType):
         return Result.CUDA_SUCCESS, kernel
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> Any:  # noqa: N802
-        self.shared.append(value)
+        (self.shared if attribute == 8 else self.carved).append(value)
         return (Result.CUDA_SUCCESS,)
 
     def cuStreamCreate(self, flags: int) -> Any:  # noqa: N802

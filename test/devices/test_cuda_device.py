@@ -221,6 +221,14 @@ def test_large_shared_memory_is_asked_for_once(launcher: Any) -> None:
     assert launcher.fake.shared == [100_000, 200_000]
 
 
+def test_a_carveout_is_asked_for_once(launcher: Any) -> None:
+    ours = launcher()
+    for carveout in (None, 58, 58):
+        ours.launch("known_kernel", 1, 32, (), carveout=carveout)
+    assert launcher.fake.carved == [58]
+    assert not launcher.fake.shared
+
+
 def test_the_fastest_way_is_timed_once_and_kept(
     launcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

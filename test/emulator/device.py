@@ -169,6 +169,7 @@ class EmulatedLauncher:
         shared_bytes: int = 0,
         cluster: Size | None = None,
         pdl: bool = True,
+        carveout: int | None = None,
     ) -> None:
         declared = self._declared(kernel)
         fixed = tuple(declared.cluster)

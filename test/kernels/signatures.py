@@ -91,6 +91,7 @@ class Launch:
     args: tuple[Any, ...]
     shared_bytes: int
     cluster: Size | None
+    carveout: int | None = None
 
 
 class CheckingLauncher:
@@ -120,13 +121,16 @@ class CheckingLauncher:
         shared_bytes: int = 0,
         cluster: Size | None = None,
         pdl: bool = True,
+        carveout: int | None = None,
     ) -> None:
         assert kernel in self._declared, f"no entry {kernel}"
         kinds = tuple(kind_of(arg) for arg in args)
         assert kinds == self._declared[kernel], kernel
         threads = block if isinstance(block, int) else prod(block)
         assert 0 < threads <= 1024 and shared_bytes <= 232_448, kernel
-        self.launches.append(Launch(kernel, grid, block, tuple(args), shared_bytes, cluster))
+        self.launches.append(
+            Launch(kernel, grid, block, tuple(args), shared_bytes, cluster, carveout)
+        )
 
     def matmul(
         self,

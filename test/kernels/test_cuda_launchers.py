@@ -21,6 +21,7 @@ from flashrt_core.kernels.glu_linear import glu_linear
 from flashrt_core.kernels.launch import TensorMap
 from flashrt_core.kernels.quantised import E4M3
 from flashrt_core.kernels.rms_norm import rms_norm
+from flashrt_core.kernels.skinny import SIDE_BY_SIDE
 from flashrt_core.policies.pi05 import POLICY
 from test.kernels.signatures import OPS, CheckingLauncher, Lane, Launch, declared
 
@@ -205,7 +206,8 @@ def test_plans_give_the_shared_memory_that_the_sources_assert() -> None:
         *linear_gated_residual._WHOLE_PLANS,
     ]
     assert len(plans) == 26
-    alone = {"ada_rms_norm_qkv_rope_kv_14_i8_hopper"}  # in bf16 it is no faster than the one below
+    # In bf16 one is no faster than the one below, and the other would leave no room for others.
+    alone = {"ada_rms_norm_qkv_rope_kv_14_i8_hopper", "ada_rms_norm_geglu_14_i8_sm90"}
     assert {plan.kernel for plan in whole} - alone == {
         plan.kernel.replace("bf16", "i8")
         for plan in plans
@@ -276,13 +278,25 @@ def test_products_of_an_expert_layer(architecture: int, rows: int, norm: str, pl
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 10), (90, 10), (90, 50)])
 def test_int8_weights_of_an_expert_layer(architecture: int, rows: int) -> None:
-    """The same kernels as with bf16, by another name; for few rows one of its own."""
+    """The same kernels as with bf16, by another name; for few rows two of their own."""
     wide = [launch.kernel for launch in launch_expert_layer(architecture, rows)]
     launches = launch_expert_layer(architecture, rows, whole=True)
     expected = [name.replace("bf16", "i8") for name in wide]
     if architecture == 90 and rows <= 14:
         expected[0] = "ada_rms_norm_qkv_rope_kv_14_i8_hopper"
+        expected[2] = "ada_rms_norm_geglu_14_i8_sm90"
     assert [launch.kernel for launch in launches] == expected
+
+
+def test_int8_kernels_for_few_rows_lie_side_by_side() -> None:
+    """They divide a multiprocessor alike; gate and up fit beside the product in front of them."""
+    launches = launch_expert_layer(90, 10, whole=True)
+    assert {launch.carveout for launch in launches} == {SIDE_BY_SIDE}
+    _, out, gate_up, _ = launches
+    room = SIDE_BY_SIDE * 228 * 1024 // 100
+    assert out.shared_bytes + gate_up.shared_bytes + 2 * 1024 <= room
+    assert {launch.carveout for launch in launch_expert_layer(90, 50, whole=True)} == {None}
+    assert {launch.carveout for launch in launch_expert_layer(90, 10)} == {None}
 
 
 def test_int8_weights_take_rows_in_runs_where_no_kernel_takes_all() -> None:
