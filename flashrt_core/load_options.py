@@ -32,7 +32,7 @@ class LoadOptions:
             folder.
         device: ``cpu`` or ``cuda``; no fallback from one to the other.
         precision: precision plan: ``fp32``, ``bf16``, ``fp8``, of LingBot-VA also ``int4`` and
-            ``fp8_int4``, of GR00T N1.7 ``fp8_bf16``, or a YAML file (docs/numerics.md).
+            ``fp8_int4``, or a YAML file (docs/numerics.md).
         calibration: file of ``flashrt calibrate``, for a plan that quantises activations; None
             looks where that command puts it. Other plans do not read it.
         views: cameras in use, a subset of the policy's slots; None: its first two.

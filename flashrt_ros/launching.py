@@ -22,7 +22,7 @@ from .paths import config_file
 OVERRIDES = {
     "device": "cpu or cuda",
     "checkpoint": "folder of the weights, or random:<seed>",
-    "precision": "fp32, bf16, fp8, int4, fp8_int4, fp8_bf16, or a YAML file",
+    "precision": "fp32, bf16, fp8, int4, fp8_int4, or a YAML file",
 }
 _SWITCH = ["true", "false"]
 _RESPAWN_DELAY_S = 2.0

@@ -27,7 +27,7 @@ Checkpoint = Annotated[str, option("Checkpoint folder, random:<seed> or outliers
 Preset = Annotated[str, option("Sizes; empty: base for a checkpoint, tiny for random weights.")]
 DeviceName = Annotated[str, option("cpu or cuda.")]
 Precision = Annotated[
-    str, option("Precision plan: fp32, bf16, fp8, int4, fp8_int4, fp8_bf16, or a YAML file.")
+    str, option("Precision plan: fp32, bf16, fp8, int4, fp8_int4, or a YAML file.")
 ]
 Plans = Annotated[str, option("Precision plans, separated by commas: bf16,fp8.")]
 Scales = Annotated[Path | None, option("Calibration of an fp8 plan; else where it was put.")]

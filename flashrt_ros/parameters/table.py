@@ -31,8 +31,7 @@ TABLE: tuple[Param, ...] = (
         " missing.", choices=("cpu", "cuda"),
     ),
     Param("precision", "string", "fp32", "Precision plan of the stages: `fp32`, `bf16`, `fp8`, of"
-          " `lingbot_va` also `int4` and `fp8_int4`, of `groot_n17` `fp8_bf16`, or a YAML file"
-          " (docs/numerics.md)."),
+          " `lingbot_va` also `int4` and `fp8_int4`, or a YAML file (docs/numerics.md)."),
     Param("calibration", "string", "", "Scales of an `fp8` plan, and how much the columns of"
           " 4-bit weights count: a file of `flashrt calibrate`; empty: where that command puts"
           " it."),
