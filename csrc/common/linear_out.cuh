@@ -1,6 +1,6 @@
-// What a product of few rows leaves: y = act(v + b) + residual, or gate act(v + b) + residual; one
-// rounding into y, bf16 or E4M3 with a scale, and what is added is fetched while the sums still come. And sums of squares of y, for the
-// kernel behind, which has norms of whole rows in front.
+// What a product of few rows leaves: y = act(v + b) + residual, or gate act(v + b) + residual; one rounding into
+// y, bf16 or E4M3 with a scale, and what is added is fetched while the sums still come. And sums of squares of y,
+// for the kernel behind, which has norms of whole rows in front.
 #pragma once
 
 #include "activation.cuh"

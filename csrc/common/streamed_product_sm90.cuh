@@ -37,14 +37,13 @@ namespace flashrt {
 template <class S, class Op>
 class StreamedProduct;
 
-// kRows of W and kSteps of 64 columns, or 128 of E4M3, a block, kSplit blocks in a cluster, kStages tiles in the ring.
+// kRows of W and kSteps of 128 bytes of its rows a block, kSplit blocks in a cluster, kStages tiles in the ring.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
           bool kLate_ = false, int kTokenStages_ = kStages_, bool kSlim_ = false, class Weight_ = bf16>
 struct StreamedShape {
   template <class Op>
   using Product = StreamedProduct<StreamedShape, Op>;
   using Weight = Weight_;
-  static constexpr bool kNarrow = sizeof(Weight) == 1;
   static constexpr int kColumns = 128 / sizeof(Weight);  // of a step
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
   static constexpr bool kBlockScope = false;
@@ -59,7 +58,7 @@ struct StreamedShape {
   static constexpr int kDepth = kColumns * kSteps, kInner = kDepth * kSplit;
   static constexpr int kItems = kRows / 4;      // groups of four outputs of a token
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
-  static_assert(!(kNarrow && (kNorm || kLate_)), "not with E4M3");
+  static_assert(sizeof(Weight) == 2 || !kNorm, "not with E4M3");
   static_assert(kRows % 8 == 0 && kItems % kSplit == 0, "whole items a block");
   static_assert(kMaxTokens % 16 == 0 && kMaxTokens <= 48, "whole warps");
   static_assert(!kLate || kStages < kSteps, "there are last tiles");
@@ -233,7 +232,7 @@ class StreamedProduct : protected FewRows<S, Op> {
   // The four products of a step, onto sums of those before with `keep`.
   __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kRows / 2], bool keep) const {
     const uint64_t w = wgmma_tile(shared_address(stage(step)));
-    if constexpr (S::kNarrow) {
+    if constexpr (Base::kNarrow) {
       const uint64_t x = wgmma_tile(shared_address(tokens(step)));
       wgmma_begin();
 #pragma unroll

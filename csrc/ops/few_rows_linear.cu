@@ -2,8 +2,8 @@
 // layer_norm_linear: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
 // layer_norm_linear_squares: the same without act, and squares [A, runs] float32, sums of squares of runs of
 // the rows of y (linear_out.cuh)
-// x [A, K], y [A, N] bf16, or y E4M3 with out_scale [1] float32, rows of y and residual *_stride elements apart; b [N], residual [A, N] bf16 or
-// null, residual may be y; gain, shift [K] float32 or null
+// x [A, K], y [A, N] bf16, or behind a norm y E4M3 with out_scale [1] float32; rows of y and residual *_stride
+// elements apart; b [N], residual [A, N] bf16 or null, residual may be y; gain, shift [K] float32 or null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
 // or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns
 // or, behind a norm, W int8 with weight_scale [N] float32, packed: a map of 64 columns; x with rows x_stride
