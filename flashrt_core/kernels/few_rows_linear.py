@@ -60,7 +60,7 @@ LINEAR_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
         streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
         streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
     ),
-    E4M3: (streamed_plan("linear", 6144, 96, 114528, 8, weights="fp8"),),
+    E4M3: (streamed_plan("linear", 6144, 96, 89904, 8, weights="fp8"),),
 }
 NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
     torch.bfloat16: (
@@ -85,9 +85,18 @@ NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
             box_rows=64,
         ),
     ),
+    E4M3: (
+        SkinnyPlan(
+            "layer_norm_linear_k1536_96_fp8_sm90", 1536, 48, 96, 120656, cluster=2, tiles=True
+        ),
+    ),
 }
 #: Those whose results may be E4M3, in the form ``_into_fp8``.
-_INTO_FP8 = ("layer_norm_linear_k1536_96_bf16_sm90", "layer_norm_linear_k1536_192_i8_sm90")
+_INTO_FP8 = (
+    "layer_norm_linear_k1536_96_bf16_sm90",
+    "layer_norm_linear_k1536_96_fp8_sm90",
+    "layer_norm_linear_k1536_192_i8_sm90",
+)
 
 
 def _into_fp8(plan: SkinnyPlan) -> SkinnyPlan | None:
@@ -104,10 +113,11 @@ def _few_rows_plan(
     weight: Tensor,
     out: Tensor,
     activation: Activation,
+    rows: torch.dtype = torch.bfloat16,
 ) -> SkinnyPlan | None:
-    """The plan that keeps most multiprocessors busy at once; None for none."""
+    """The plan that keeps most multiprocessors busy at once; None for none, and for other rows."""
     fitting = plans.get(weight.dtype, ()) if weight.is_contiguous() else ()
-    if x.dtype is not (E4M3 if weight.dtype is E4M3 else torch.bfloat16) or activation == "gelu":
+    if x.dtype is not rows or activation == "gelu":
         return None
     plan = busiest(fitting, launcher, x.shape[0], *weight.shape)
     if plan is None or out.dtype is torch.bfloat16:
@@ -126,6 +136,7 @@ def layer_norm_linear_few_rows(
     *,
     eps: float,
     activation: Activation,
+    x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
     squares: Squares | None = None,
@@ -141,9 +152,16 @@ def layer_norm_linear_few_rows(
     plan = _few_rows_plan(NORM_PLANS, launcher, x, weight, out, activation)
     if plan is None or (squares is not None and not squares.fits(plan)):
         return False
+    affine = gain is not None or shift is not None
+    if weight.dtype is E4M3 and (x_scale is None or affine):
+        return False
     require_bf16("layer_norm_linear", x=x, bias=bias, out=out if out_scale is None else None)
-    scales = (weight_scale,) if weight.dtype is torch.int8 else ()
-    found = (plan.x(x), plan.weight(weight), *scales, gain, shift, bias, out)
+    between: tuple[Tensor | None, ...] = (gain, shift)
+    if weight.dtype is E4M3:
+        between = (x_scale, weight_scale)
+    elif weight.dtype is torch.int8:
+        between = (weight_scale, gain, shift)
+    found = (plan.x(x), plan.weight(weight), *between, bias, out)
     counts = (x.shape[0], *plan.x_strides(x), out.stride(0))
     if squares is not None:
         values = squares.place(launcher, plan, x.shape[0])
@@ -171,7 +189,8 @@ def linear_few_rows(
     if weight.dtype is torch.uint8 and weight_scale is not None:
         behind = Ends(bias, activation, residual=residual)
         return four_bit_linear(launcher, "linear", x, weight, weight_scale, out, behind)
-    plan = _few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation)
+    rows = E4M3 if weight.dtype is E4M3 else torch.bfloat16
+    plan = _few_rows_plan(LINEAR_PLANS, launcher, x, weight, out, activation, rows)
     if plan is None or out.dtype is not torch.bfloat16:
         return False
     if residual is not None and residual.shape != out.shape:

@@ -11,11 +11,10 @@ from .expand_rows import expand_rows_launch
 from .few_rows_linear import layer_norm_linear_few_rows, linear_few_rows
 from .launch import Launcher, require_bf16_rows
 from .layer_norm import layer_norm_launch
-from .low_bit import no_kernel
 from .maths import ACTIVATIONS, Activation, layer_normalise, matmul
 from .op import Lane, Op
 from .product_rows import product_rows_launch
-from .quantised import given, store
+from .quantised import E4M3, given, store
 
 
 def layer_norm_linear_ref(
@@ -55,15 +54,21 @@ def layer_norm_linear_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and what follows it."""
-    ends: dict[str, Any] = {"eps": eps, "activation": activation, "weight_scale": weight_scale}
-    operands = (x, gain, shift, weight, bias, out)
-    if layer_norm_linear_few_rows(launcher, *operands, **ends, out_scale=out_scale):
+    ends: dict[str, Any] = {"eps": eps, "activation": activation, "out_scale": out_scale}
+    scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
+    if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends, **scales):
         return
-    if x_scale is not None:
-        raise no_kernel("layer_norm_linear", expected="bfloat16 rows", got="float8_e4m3fn ones")
     (rows, width), columns = x.shape, weight.shape[0]
     scratch = launcher.workspace(rows * (width + columns))
-    normal = scratch[: rows * width].view(rows, width)
+    first, product = scratch[: rows * width], scratch[rows * width :].view(rows, columns)
+    into: dict[str, Any] = {"activation": activation, "out_scale": out_scale}
+    if x_scale is not None:
+        narrow = first[: (rows * width + 1) // 2].view(E4M3)[: rows * width].view(rows, width)
+        layer_norm_launch(launcher, x, gain, shift, narrow, eps=eps, out_scale=x_scale)
+        launcher.matmul(narrow, weight, None, product, **scales)
+        product_rows_launch(launcher, product, bias, out, **into)
+        return
+    normal = first.view(rows, width)
     layer_norm_launch(launcher, x, gain, shift, normal, eps=eps)
     if weight_scale is not None:
         behind: dict[str, Any] = {"activation": activation, "residual": None}
@@ -75,9 +80,8 @@ def layer_norm_linear_launch(
     if activation in ("none", "gelu_tanh") and out_scale is None:
         launcher.matmul(normal, weight, bias, out, gelu=activation == "gelu_tanh")
         return
-    product = scratch[rows * width :].view(rows, columns)
     launcher.matmul(normal, weight, None, product)
-    product_rows_launch(launcher, product, bias, out, activation=activation, out_scale=out_scale)
+    product_rows_launch(launcher, product, bias, out, **into)
 
 
 def layer_norm_linear_operands(
@@ -133,7 +137,8 @@ def layer_norm_linear(
         eps: added to the (biased) variance.
         activation: as of ``linear``.
         x_scale: [1] float32: n is quantised with it before the product.
-        weight_scale: [N] float32, of a quantised ``weight``: a row's; [N, D/run] of four bits.
+        weight_scale: float32, of a quantised ``weight``: [1] beside ``x_scale``, else [N], a row's;
+            [N, D/run] of four bits.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
@@ -142,7 +147,8 @@ def layer_norm_linear(
     check = ArgCheck("layer_norm_linear")
     check.tensor("x", x, ("M", "D"))
     check.affine("gain", gain, "shift", shift)
-    check.weight(weight, x_scale, weight_scale, ("N", "D"))
+    one = None if x_scale is None else (1,)
+    check.weight(weight, x_scale, weight_scale, ("N", "D"), one)
     if bias is not None:
         check.tensor("bias", bias, ("N",))
     check.quantised("out", out, ("M", "N"), "out_scale", out_scale, (1,))

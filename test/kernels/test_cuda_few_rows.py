@@ -186,6 +186,29 @@ def test_few_rows_with_int8_weights(
         assert error(stream, want) < CHAINED
 
 
+@pytest.mark.parametrize("into", [E4M3, torch.bfloat16], ids=["into-fp8", "into-bf16"])
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(41, 6144), (1, 192), (48, 96), (17, 128)])
+def test_norm_in_front_of_few_rows_in_e4m3(
+    device: Any, draw: Any, rows: int, columns: int, gained: bool, into: torch.dtype
+) -> None:
+    """What a norm makes is quantised: in one kernel where it has no gain, else in two more."""
+    x, bias = draw(rows, 1536, scale=2.0) + draw(rows, 1), draw(columns)
+    norm: tuple[Any, Any] = (None, None)
+    if gained:
+        norm = (1.0 + draw(1536, dtype=F32, scale=0.3), draw(1536, dtype=F32, scale=0.3))
+    weight, weight_scale = quantise_whole(draw(columns, 1536, dtype=F32, scale=1 / 40))
+    one = torch.full((1,), 2.0**-6, device=PLACE)
+    ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh"}
+    ends |= {"x_scale": one, "weight_scale": weight_scale}
+    if into is E4M3:
+        ends["out_scale"] = one
+    out, want = empty(rows, columns, dtype=into), empty(rows, columns, dtype=into)
+    run(device, lambda lane: layer_norm_linear(lane, x, *norm, weight, bias, out, **ends))
+    layer_norm_linear_ref(x.float(), *norm, weight, bias.float(), want, **ends)
+    assert error(out.float(), want.float()) < MORE_STEPS
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=["bf16", "int8"])
 @pytest.mark.parametrize(
     ("rows", "columns", "activation"),

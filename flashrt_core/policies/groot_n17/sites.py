@@ -34,7 +34,7 @@ SITES: Mapping[str, Site] = {
     "head.q": Site("head.q_weight"),
     "head.qkv": Site("head.qkv_weight"),
     "head.out": library_site("head.out_weight", "head_mixed"),
-    "head.fc1": Site("head.fc1_weight"),
+    "head.fc1": library_site("head.fc1_weight"),
     "head.fc2": library_site("head.fc2_weight", "head_hidden"),
 }
 

@@ -1,0 +1,188 @@
+// normed_product_sm90: y = n W^T of E4M3 for up to 48 rows, n = (x - mean) / sqrt(var + eps), x [A, K] bf16
+// (sm_90a). What is quantised has to be normal already, so its moments come first: a block knows those of its
+// columns as soon as it has loaded them, and the blocks of a cluster, which split K, tell each other.
+//
+// A warp takes whole rows of the block's columns, to registers, all at once. It adds up their moments, sends
+// them to its neighbours, and leaves n, quantised, in the tiles that the products read, as
+// streamed_product_sm90.cuh has them. The weight's share of a block is small in 8 bits, and all of it is under way
+// before pdl_wait().
+#pragma once
+
+#include "streamed_product_sm90.cuh"
+
+namespace flashrt {
+
+template <class S, class Op>
+class NormedProduct;
+
+// kRows of W and kSteps of 128 columns a block, kSplit blocks in a cluster.
+template <int kRows_, int kSteps_, int kSplit_>
+struct NormedShape : StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, 48, false, kSteps_, true, e4m3> {
+  using Streamed =
+      StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, 48, false, kSteps_, true, e4m3>;
+  template <class Op>
+  using Product = NormedProduct<NormedShape, Op>;
+  static constexpr int kWarps = Streamed::kThreads / 32, kWarpTokens = Streamed::kMaxTokens / kWarps;
+  static constexpr int kPieces = Streamed::kDepth / 256;  // of eight columns, a lane's of a token
+  static_assert(kWarpTokens * kWarps == Streamed::kMaxTokens && kPieces * 256 == Streamed::kDepth, "whole parts");
+  // Behind what the product has: moments of all blocks of the cluster, and their barrier.
+  static constexpr int kMoments = Streamed::kSharedBytes;
+  static constexpr int kMomentsCame = kMoments + kSplit_ * Streamed::kMaxTokens * 8;
+  static constexpr int kSharedBytes = kMomentsCame + 16;
+};
+
+#ifdef FLASHRT_SM90A
+
+template <class S, class Op>
+class NormedProduct : StreamedProduct<S, Op> {
+  using Base = StreamedProduct<S, Op>;
+  using Base::barrier, Base::floats, Base::full, Base::group_, Base::in_, Base::lane_, Base::shared_;
+  using Base::split_, Base::thread_, Base::tokens, Base::warp_;
+  using Rows = uint4[S::kWarpTokens][S::kPieces];
+
+ public:
+  __device__ __forceinline__ NormedProduct(const FewRowsInput<e4m3>& input, Op& op) : Base(input, op) {}
+
+  __device__ __forceinline__ void run() {
+    pdl_trigger();
+    if (thread_ == 0) begin();
+    __syncwarp();
+    cluster_arrive_relaxed();
+    this->prepare();
+    const float factor = 1.0f / *in_.x_scale;
+    __syncthreads();  // the barriers
+    cluster_wait();
+    pdl_wait();
+    Rows x = {};
+    load(x);
+    this->fetch();
+    share_moments(x);
+    leave(x, factor);
+    publish_shared();
+    __syncthreads();  // x
+    multiply();
+    this->collect();
+  }
+
+ private:
+  __device__ __forceinline__ uint64_t* moments_came() const {
+    return reinterpret_cast<uint64_t*>(shared_ + S::kMomentsCame);
+  }
+  __device__ __forceinline__ int token(int i) const { return warp_ + i * S::kWarps; }
+
+  __device__ __forceinline__ void begin() const {
+    prefetch_map(*in_.tiles);
+    this->expect_pushes();
+    expect_bytes(moments_came(), (S::kSplit - 1) * in_.tokens * 8);
+#pragma unroll
+    for (int step = 0; step < S::kSteps; ++step) barrier_init(full(step), 1);
+    barrier_init_fence();
+#pragma unroll
+    for (int step = 0; step < S::kSteps; ++step) {
+      barrier_expect(full(step), S::kWeightBytes);
+      this->fetch_weights(step);
+    }
+  }
+
+  // 256 neighbouring columns at a time, eight a lane.
+  __device__ __forceinline__ void load(Rows& x) const {
+    const bf16* from = in_.x + split_ * S::kDepth + lane_ * 8;
+#pragma unroll
+    for (int i = 0; i < S::kWarpTokens; ++i) {
+#pragma unroll
+      for (int piece = 0; piece < S::kPieces; ++piece) {
+        const bf16* p = from + static_cast<size_t>(token(i)) * in_.x_stride + piece * 256;
+        load_fresh(x[i][piece], p, token(i) < in_.tokens);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void unpack8(const uint4& words, float (&v)[8]) {
+    const float2 a = unpack2(words.x), b = unpack2(words.y), c = unpack2(words.z), d = unpack2(words.w);
+    v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y, v[4] = c.x, v[5] = c.y, v[6] = d.x, v[7] = d.y;
+  }
+
+  // Sums and sums of squares of the block's columns, by the first lanes to every block, also to this one.
+  __device__ __forceinline__ void share_moments(const Rows& x) const {
+    float2 own = {0.0f, 0.0f};  // of the token that this lane sends
+#pragma unroll
+    for (int i = 0; i < S::kWarpTokens; ++i) {
+      float2 sum = {0.0f, 0.0f};
+#pragma unroll
+      for (int piece = 0; piece < S::kPieces; ++piece) {
+        float v[8];
+        unpack8(x[i][piece], v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum = {sum.x + v[j], fmaf(v[j], v[j], sum.y)};
+      }
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, lanes);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, lanes);
+      }
+      if (lane_ == i) own = sum;
+    }
+    if (lane_ < S::kWarpTokens && token(lane_) < in_.tokens) {
+      const int at = S::kMoments + (split_ * S::kMaxTokens + token(lane_)) * 8;
+      *reinterpret_cast<float2*>(shared_ + at) = own;
+#pragma unroll
+      for (int further = 1; further < S::kSplit; ++further) {
+        const uint32_t base = remote_address(shared_, (split_ + further) % S::kSplit);
+        push(base + at, base + S::kMomentsCame, own);
+      }
+    }
+    __syncwarp();
+    wait_bytes(moments_came());
+  }
+  // Mean, and what differences from it are multiplied by.
+  __device__ __forceinline__ float2 moments(int token, float factor) const {
+    float2 sum = {0.0f, 0.0f};
+#pragma unroll
+    for (int from = 0; from < S::kSplit; ++from) {
+      const int at = S::kMoments + (from * S::kMaxTokens + token) * 8;
+      const float2 v = *reinterpret_cast<const float2*>(shared_ + at);
+      sum = {sum.x + v.x, sum.y + v.y};
+    }
+    const float mean = sum.x * (1.0f / S::kInner);
+    const float variance = fmaxf(sum.y * (1.0f / S::kInner) - mean * mean, 0.0f);
+    return {mean, rsqrtf(variance + in_.eps) * factor};
+  }
+
+  // The rows, normal and quantised; rows that there are not stay as they are, nobody stores what comes of them.
+  __device__ __forceinline__ void leave(const Rows& x, float factor) const {
+#pragma unroll
+    for (int i = 0; i < S::kWarpTokens; ++i) {
+      const int row = token(i);
+      if (row >= in_.tokens) break;
+      const float2 m = moments(row, factor);
+#pragma unroll
+      for (int piece = 0; piece < S::kPieces; ++piece) {
+        float v[8];
+        unpack8(x[i][piece], v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = (v[j] - m.x) * m.y;
+        const uint2 narrow = {quantise4(v[0], v[1], v[2], v[3]), quantise4(v[4], v[5], v[6], v[7])};
+        const int unit = lane_ % 16 / 2 ^ (row & 7);
+        unsigned char* place = tokens(piece * 2 + lane_ / 16) + row * 128 + unit * 16 + lane_ % 2 * 8;
+        *reinterpret_cast<uint2*>(place) = narrow;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply() const {
+    float sums[S::kRows / 2];
+#pragma unroll
+    for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
+      const int step = turn * S::kGroups + group_;
+      barrier_wait(full(step), 0);
+      this->multiply_step(step, sums, turn > 0);
+    }
+    wgmma_wait<0>();
+    __syncthreads();  // nobody reads what lies where the sums go
+    this->leave_partials(sums);
+  }
+};
+
+#endif  // FLASHRT_SM90A
+
+}  // namespace flashrt
