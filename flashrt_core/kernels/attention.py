@@ -64,6 +64,9 @@ def attention_ref(
 
 #: 64 queries, 256 keys and 256 values, in rows of 72 numbers.
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
+#: Of the kernels for Hopper: 64 queries, 256 keys and 256 values in tiles of 64 columns and, of
+#: wider heads, rows of 16 bytes, and what the two warpgroups tell each other.
+SEGMENT_SM90_SHARED = {64: 74_800, 72: 84_016}
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
 _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
 #: 64 queries and six frames of 64 keys or values, and their barriers.
@@ -163,13 +166,21 @@ def _segments(
 ) -> None:
     """Runs of 256 rows."""
     _, heads, dim = q.shape
-    launcher.launch(
-        f"attention_segments_d{dim}_{output_suffix('attention', out)}",
-        (4, heads, segments),
-        128,
-        (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
-        shared_bytes=_SEGMENT_SHARED,
-    )
+    kernel = f"attention_segments_d{dim}_{output_suffix('attention', out)}"
+    grid, ends = (4, heads, segments), (out, out_scale)
+    if launcher.architecture == 90:
+        shared, maps = SEGMENT_SM90_SHARED[dim], tuple(segment_map(each) for each in (q, k, v))
+        args = (*maps, q, k, v, None, *ends, q.stride(0), 0, out.stride(0), scale)
+        launcher.launch(f"{kernel}_sm90", grid, 256, args, shared_bytes=shared, cluster=4)
+        return
+    args = (q, k, v, *ends, q.stride(0), out.stride(0), scale)
+    launcher.launch(kernel, grid, 128, args, shared_bytes=_SEGMENT_SHARED)
+
+
+def segment_map(rows: Tensor) -> TensorMap:
+    """Tiles of 64 rows and columns of heads side by side, [R, H, d]."""
+    count, heads, dim = rows.shape
+    return TensorMap(rows.data_ptr(), count, heads * dim, rows.stride(0), 64, 64)
 
 
 def _plain_rows(
