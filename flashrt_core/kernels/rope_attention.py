@@ -93,9 +93,8 @@ def _turned(
     ends = (rope, out, out_scale, qkv.stride(0), rope.stride(0), out.stride(0), scale)
     if launcher.architecture == 90:
         require_bf16("rope_attention", qkv=qkv)
-        maps, shared = tuple(segment_map(each) for each in (q, k, v)), SEGMENT_SM90_SHARED[64]
-        args = (*maps, q, k, v, *ends)
-        launcher.launch(f"{kernel}_sm90", grid, 256, args, shared_bytes=shared, cluster=4)
+        args, shared = (segment_map(v, 128), q, k, *ends), SEGMENT_SM90_SHARED[64]
+        launcher.launch(f"{kernel}_sm90", grid, 256, args, shared_bytes=shared, cluster=2)
         return True
     # A block turns all keys of its run, and has no room for another beside it.
     at_once = 4 * heads * segments <= launcher.multiprocessors
