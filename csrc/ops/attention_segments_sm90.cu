@@ -2,12 +2,12 @@
 // In the entries named _turned rope [R, d] float32 (cosines, then sines) turns q and k first, as in
 // qkv_rope_kv, with one rounding.
 // q, k, v [R, H, d] bf16, rows `stride` elements apart, heads side by side (the three parts of packed q|k|v
-// rows), as tile maps: of 64 columns (128-byte swizzle), 64 rows of q and 128 of k and v, and of wider heads
-// of 8 columns more; what is turned as it is. out [R, H d] bf16, or E4M3 with a scale.
+// rows), also as tile maps of 64 columns (128-byte swizzle), 64 rows of q and 128 of k and v; out [R, H d] bf16,
+// or E4M3 with a scale.
 //
 // The two blocks of a cluster have 64 queries each of one run and head. Each fetches one half of the keys and
 // values and sends it to both; in the entries named _turned it turns its half of the keys, of which its
-// queries have the places, and pushes it. In a block two warpgroups have one half of the keys each, so that
+// queries have the places, and pushes it to the other. In a block two warpgroups have one half of the keys each, so that
 // all scores fit the registers and the softmax needs one pass, and join at the end. Columns from 64 on lie
 // beside the tiles in rows of 16 bytes, and go through products of single warps.
 // float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
@@ -47,12 +47,8 @@ static_assert(kBytes<64> == 74792 && kBytes<72> == 84008, "as the launcher has i
 
 #ifdef FLASHRT_SM90A
 
-struct Maps {
-  const CUtensorMap &q, &k, &v, &q_tail, &k_tail, &v_tail;
-};
-
 struct Args {
-  const bf16 *q, *k;  // of what is turned
+  const bf16 *q, *k, *v;
   const float* rope;
   int stride, rope_stride;
 };
@@ -71,26 +67,28 @@ __device__ __forceinline__ uint32_t values_barrier(int half) {
   return memory_at(kBarriers<kDim> + 24 + half * 8);
 }
 
-// By one thread, before all meet.
-template <int kDim>
+// By one thread, before all meet. Keys that are turned come by themselves, those of this block aside.
+template <int kDim, bool kTurned>
 __device__ __forceinline__ void init() {
   for (int i = 0; i < 5; ++i) barrier_init(memory_at(kBarriers<kDim> + i * 8), 1);
   barrier_init_fence();
-  barrier_expect(queries_barrier<kDim>(), kRows * kDim * 2);
+  if (!kTurned) barrier_expect(queries_barrier<kDim>(), kTileBytes);
   for (int half = 0; half < 2; ++half) {
-    barrier_expect(keys_barrier<kDim>(half), kHalf * kDim * 2);
-    barrier_expect(values_barrier<kDim>(half), kHalf * kDim * 2);
+    barrier_expect(keys_barrier<kDim>(half), kHalfBytes);
+    barrier_expect(values_barrier<kDim>(half), kHalfBytes);
   }
 }
 
-// A half of keys or values, into both blocks.
-template <int kDim>
-__device__ __forceinline__ void send(const CUtensorMap& map, const CUtensorMap& tail, int to, int tails_to,
-                                     uint32_t barrier, int column, int row) {
+// This block's half of keys or values, into both.
+__device__ __forceinline__ void send(const CUtensorMap& map, int to, uint32_t barrier, int column, int row) {
   const int half = static_cast<int>(cluster_rank());
   copy_tile_to(map, memory_at(to + half * kHalfBytes), barrier, column, row, 3);
-  if constexpr (kDim > 64) {
-    copy_tile_to(tail, memory_at(tails_to + half * kHalf * 16), barrier, column + 64, row, 3);
+}
+
+// Columns from 64 on, by all warps but the first, which has copies of tiles to ask for.
+__device__ __forceinline__ void fetch_tails(int to, const bf16* from, int rows, int stride) {
+  for (int row = static_cast<int>(threadIdx.x) - 32; row < rows; row += kThreads - 32) {
+    if (row >= 0) copy16_async(memory_at(to + row * 16), from + static_cast<size_t>(row) * stride + 64);
   }
 }
 
@@ -113,6 +111,10 @@ struct Pair {
     }
     low = {a[0], a[1], a[2], a[3]};
     high = {b[0], b[1], b[2], b[3]};
+  }
+  __device__ __forceinline__ void store(int low_at, int high_at) const {
+    *reinterpret_cast<uint4*>(dynamic_shared() + low_at) = low;
+    *reinterpret_cast<uint4*>(dynamic_shared() + high_at) = high;
   }
 };
 
@@ -144,25 +146,22 @@ struct Turn {
   __device__ __forceinline__ void store(int own) {
     const int half = static_cast<int>(cluster_rank());
     const int low = row() * 128 + (column() / 8 ^ row() % 8) * 16, high = low ^ 64;
+    const int place = kKeysAt + half * kHalfBytes;
+    const uint32_t other = remote_address(dynamic_shared(), half ^ 1);
+    const uint32_t barrier = other + kBarriers<64> + 8 + half * 8;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       keys[i].turn(cosine[i], sine[i]);
-      const int place = kKeysAt + half * kHalfBytes + i * kTileBytes;
-#pragma unroll
-      for (int to = 0; to < 2; ++to) {
-        const uint32_t memory = remote_address(dynamic_shared(), to);
-        const uint32_t barrier = memory + kBarriers<64> + 8 + half * 8;
-        push(memory + place + low, barrier, bits(keys[i].low));
-        push(memory + place + high, barrier, bits(keys[i].high));
-      }
+      push(other + place + i * kTileBytes + low, barrier, bits(keys[i].low));
+      push(other + place + i * kTileBytes + high, barrier, bits(keys[i].high));
+      keys[i].store(place + i * kTileBytes + low, place + i * kTileBytes + high);
     }
     if (own == 0) {
       query.turn(cosine[0], sine[0]);
     } else {
       query.turn(cosine[1], sine[1]);
     }
-    *reinterpret_cast<uint4*>(dynamic_shared() + kQueries + low) = query.low;
-    *reinterpret_cast<uint4*>(dynamic_shared() + kQueries + high) = query.high;
+    query.store(kQueries + low, kQueries + high);
   }
 
  private:
@@ -291,11 +290,11 @@ __device__ __forceinline__ void finish(Out* out, int out_stride, float factor) {
   constexpr int kColumns = kDim / 8, kItems = kRows * kColumns;
 #pragma unroll
   for (int first = 0; first < kItems; first += kThreads) {
-    const int i = first + threadIdx.x, row = i / kColumns, column = i % kColumns * 8;
-    if (i >= kItems) break;
+    const int i = first + static_cast<int>(threadIdx.x), row = i / kColumns, column = i % kColumns * 8;
+    if (first + kThreads > kItems && i >= kItems) continue;
     const float2 one = stats<kDim>(0)[row], other = stats<kDim>(1)[row];
     const float top = fmaxf(one.x, other.x), share = exp2_fast(one.x - top), rest = exp2_fast(other.x - top);
-    const float inverse = 1.0f / (share * one.y + rest * other.y);
+    const float inverse = reciprocal_flushed(share * one.y + rest * other.y);
     float a[8], b[8], v[8];
     load8(parts(0) + row * kPitch + column, a);
     load8(parts(1) + row * kPitch + column, b);
@@ -305,58 +304,83 @@ __device__ __forceinline__ void finish(Out* out, int out_stride, float factor) {
   }
 }
 
-template <int kDim, bool kTurned, class Out>
-__device__ __forceinline__ void attend(const Maps& maps, const Args& args, Out* out, const float* out_scale,
-                                       int out_stride, float scale) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
-  // This block's half of the keys, and which part of them its queries have the places of.
-  const int half = static_cast<int>(cluster_rank()), own = blockIdx.x / 2;
-  const int first_key = blockIdx.z * kKeys + half * kHalf, first_row = first_key + own * kRows;
-  const int head = blockIdx.y * kDim;
-  if (threadIdx.x == 0) init<kDim>();
-  __syncthreads();
-  cluster_arrive_relaxed();
-  const float factor = store_factor<Out>(out_scale);
+// Everything under way: until queries and this warpgroup's keys are there. `half` is this block's of the keys,
+// `own` which part of it its queries have the places of.
+template <int kDim, bool kTurned>
+__device__ __forceinline__ void begin(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
+                                      const Args& args, int half, int own, int group) {
+  const int run = blockIdx.z * kKeys, first = run + half * kHalf, head = blockIdx.y * kDim;
+  const size_t at = static_cast<size_t>(first) * args.stride + head;
   Turn turn;
   if constexpr (kTurned) {
-    turn.load_angles(args.rope + static_cast<size_t>(first_key) * args.rope_stride, args.rope_stride);
+    turn.load_angles(args.rope + static_cast<size_t>(first) * args.rope_stride, args.rope_stride);
   }
   pdl_wait();
-  if constexpr (kTurned) {
-    const size_t at = static_cast<size_t>(first_key) * args.stride + head;
-    turn.load(args.q + at, args.k + at, args.stride, own);
-  }
+  if constexpr (kTurned) turn.load(args.q + at, args.k + at, args.stride, own);
   cluster_wait();  // nobody is sent anything before it is there
   if (threadIdx.x == 0) {
     if constexpr (!kTurned) {
-      copy_tile(maps.q, memory_at(kQueries), queries_barrier<kDim>(), head, first_row);
-      if constexpr (kDim > 64) {
-        copy_tile(maps.q_tail, memory_at(kQueryTails), queries_barrier<kDim>(), head + 64, first_row);
-      }
-      send<kDim>(maps.k, maps.k_tail, kKeysAt, kKeyTails, keys_barrier<kDim>(half), head, first_key);
+      copy_tile(q, memory_at(kQueries), queries_barrier<kDim>(), head, first + own * kRows);
+      send(k, kKeysAt, keys_barrier<kDim>(half), head, first);
     }
-    send<kDim>(maps.v, maps.v_tail, kValues, kValueTails, values_barrier<kDim>(half), head, first_key);
+    send(v, kValues, values_barrier<kDim>(half), head, first);
+  }
+  if constexpr (kDim > 64) {
+    const size_t keys = static_cast<size_t>(run) * args.stride + head;
+    fetch_tails(kQueryTails, args.q + at + static_cast<size_t>(own * kRows) * args.stride, kRows, args.stride);
+    fetch_tails(kKeyTails, args.k + keys, kKeys, args.stride);
+    copy_commit();
+    fetch_tails(kValueTails, args.v + keys, kKeys, args.stride);
+    copy_commit();
+    copy_wait<1>();
+    __syncthreads();
   }
   if constexpr (kTurned) {
     turn.store(own);
     publish_shared();
     __syncthreads();
+    if (group == half) return;
     wait_bytes(reinterpret_cast<uint64_t*>(dynamic_shared() + kBarriers<kDim> + 8 + group * 8));
     publish_shared();  // what was pushed, to the products
   } else {
     barrier_wait(queries_barrier<kDim>(), 0);
     barrier_wait(keys_barrier<kDim>(group), 0);
   }
+}
+
+template <int kDim, bool kTurned, class Out>
+__device__ __forceinline__ void attend(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
+                                       const Args& args, Out* out, const float* out_scale, int out_stride,
+                                       float scale) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
+  const int half = static_cast<int>(cluster_rank()), own = blockIdx.x / 2;
+  if (threadIdx.x == 0) init<kDim, kTurned>();
+  if (threadIdx.x == 32) {
+    if constexpr (!kTurned) {
+      prefetch_map(q);
+      prefetch_map(k);
+    }
+    prefetch_map(v);
+  }
+  __syncthreads();
+  cluster_arrive_relaxed();
+  const float factor = store_factor<Out>(out_scale);
+  begin<kDim, kTurned>(q, k, v, args, half, own, group);
   float s[kHalf / 2], top[2];
   score<kDim>(s, group, warp, lane);
   const float2 sum = exponentiate(s, top, scale * 1.4426950408889634f);
+  if constexpr (kDim > 64) {
+    copy_wait<0>();
+    __syncthreads();
+  }
   barrier_wait(values_barrier<kDim>(group), 0);
   float o[32], tail[4] = {};
   mix<kDim>(s, o, tail, group, lane);
-  __syncthreads();  // nobody reads queries and keys any more
+  if constexpr (kDim == 64) __syncthreads();  // nobody reads queries and keys any more
   leave<kDim>(o, tail, top, sum, group, warp, lane);
   __syncthreads();
-  finish<kDim>(out + static_cast<size_t>(first_row) * out_stride + head, out_stride, factor);
+  const size_t row = blockIdx.z * kKeys + half * kHalf + own * kRows;
+  finish<kDim>(out + row * out_stride + blockIdx.y * kDim, out_stride, factor);
 }
 
 #endif
@@ -365,40 +389,22 @@ __device__ __forceinline__ void attend(const Maps& maps, const Args& args, Out* 
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define MAP(name) const __grid_constant__ CUtensorMap name
-
-#define FLASHRT_SEGMENTS_SM90(name, Out)                                                           \
+#define FLASHRT_SEGMENTS_SM90(name, kDim, kTurned, Out)                                            \
   extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      name(MAP(q), MAP(k), MAP(v), Out* out, const float* out_scale, int out_stride,               \
-           float scale) {                                                                          \
-    flashrt::pdl_trigger();                                                                        \
-    flashrt::segments_sm90::attend<64, false>({q, k, v, q, k, v}, {}, out, out_scale, out_stride,  \
-                                              scale);                                              \
-  }
-
-#define FLASHRT_SEGMENTS_TAILS_SM90(name, kDim, Out)                                               \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      name(MAP(q), MAP(k), MAP(v), MAP(q_tail), MAP(k_tail), MAP(v_tail), Out* out,                \
-           const float* out_scale, int out_stride, float scale) {                                  \
-    flashrt::pdl_trigger();                                                                        \
-    flashrt::segments_sm90::attend<kDim, false>({q, k, v, q_tail, k_tail, v_tail}, {}, out,        \
-                                                out_scale, out_stride, scale);                     \
-  }
-
-#define FLASHRT_SEGMENTS_TURNED_SM90(name, Out)                                                    \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      name(MAP(v), const flashrt::bf16* q, const flashrt::bf16* k, const float* rope, Out* out,    \
+      name(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,   \
+           const __grid_constant__ CUtensorMap v_map, const flashrt::bf16* q,                      \
+           const flashrt::bf16* k, const flashrt::bf16* v, const float* rope, Out* out,            \
            const float* out_scale, int stride, int rope_stride, int out_stride, float scale) {     \
     flashrt::pdl_trigger();                                                                        \
-    flashrt::segments_sm90::attend<64, true>({v, v, v, v, v, v}, {q, k, rope, stride, rope_stride},\
-                                             out, out_scale, out_stride, scale);                   \
+    flashrt::segments_sm90::attend<kDim, kTurned>(q_map, k_map, v_map,                             \
+                                                  {q, k, v, rope, stride, rope_stride}, out,       \
+                                                  out_scale, out_stride, scale);                   \
   }
 
-FLASHRT_SEGMENTS_SM90(attention_segments_d64_bf16_sm90, flashrt::bf16)
-FLASHRT_SEGMENTS_SM90(attention_segments_d64_fp8_sm90, flashrt::e4m3)
-FLASHRT_SEGMENTS_TAILS_SM90(attention_segments_d72_bf16_sm90, 72, flashrt::bf16)
-FLASHRT_SEGMENTS_TAILS_SM90(attention_segments_d72_fp8_sm90, 72, flashrt::e4m3)
-FLASHRT_SEGMENTS_TURNED_SM90(attention_segments_turned_d64_bf16_sm90, flashrt::bf16)
-FLASHRT_SEGMENTS_TURNED_SM90(attention_segments_turned_d64_fp8_sm90, flashrt::e4m3)
-#undef MAP
+FLASHRT_SEGMENTS_SM90(attention_segments_d64_bf16_sm90, 64, false, flashrt::bf16)
+FLASHRT_SEGMENTS_SM90(attention_segments_d64_fp8_sm90, 64, false, flashrt::e4m3)
+FLASHRT_SEGMENTS_SM90(attention_segments_d72_bf16_sm90, 72, false, flashrt::bf16)
+FLASHRT_SEGMENTS_SM90(attention_segments_d72_fp8_sm90, 72, false, flashrt::e4m3)
+FLASHRT_SEGMENTS_SM90(attention_segments_turned_d64_bf16_sm90, 64, true, flashrt::bf16)
+FLASHRT_SEGMENTS_SM90(attention_segments_turned_d64_fp8_sm90, 64, true, flashrt::e4m3)
 #endif

@@ -134,7 +134,6 @@ def _encode(driver: Driver, tile: TensorMap) -> bytes:
     swizzles = {
         128: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         64: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
-        16: api.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
     }
     types = {
         2: api.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -142,7 +141,7 @@ def _encode(driver: Driver, tile: TensorMap) -> bytes:
     }
     width = tile.box_columns * tile.element_bytes
     if width not in swizzles:
-        raise ContractError("bytes of a row of a tile map", expected="128, 64 or 16", got=width)
+        raise ContractError("bytes of a row of a tile map", expected="128 or 64", got=width)
     dimensions = ((tile.rows, tile.stride, tile.box_rows), *tile.outer)
     encoded = driver.call(
         "cuTensorMapEncodeTiled",

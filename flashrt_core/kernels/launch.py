@@ -36,8 +36,7 @@ class TensorMap:
         base: device address of the first element, 16-byte aligned.
         rows, columns: elements of the matrix; rows outside read as zero.
         stride: elements between rows.
-        box_rows, box_columns: elements of a tile; 128 or 64 bytes of columns, swizzled over them, or
-            16 as they are.
+        box_rows, box_columns: elements of a tile; 128 or 64 bytes of columns, swizzled over them.
         element_bytes: 2 for bf16, 1 for 8-bit formats.
         outer: further dimensions, the innermost first: size, elements between neighbours, and how
             many of them a tile holds.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .attention import SEGMENT_SM90_SHARED, attention_launch, attention_ref, segment_map
+from .attention import attention_launch, attention_ref, segments_sm90
 from .check import F32, ArgCheck
 from .launch import Launcher, output_suffix, require_bf16
 from .op import Lane, Op
@@ -87,20 +87,20 @@ def _turned(
     scale: float,
 ) -> bool:
     """Launches a kernel that turns rows on their way, where that pays. Whether it does."""
-    grid = (4, heads, segments)
     kernel = f"attention_segments_turned_d64_{output_suffix('rope_attention', out)}"
     q, k, v = qkv.unflatten(1, (3, heads, 64)).unbind(1)
-    ends = (rope, out, out_scale, qkv.stride(0), rope.stride(0), out.stride(0), scale)
     if launcher.architecture == 90:
         require_bf16("rope_attention", qkv=qkv)
-        args, shared = (segment_map(v, 128), q, k, *ends), SEGMENT_SM90_SHARED[64]
-        launcher.launch(f"{kernel}_sm90", grid, 256, args, shared_bytes=shared, cluster=2)
+        ends = (out, out_scale, segments, scale)
+        segments_sm90(launcher, f"{kernel}_sm90", q, k, v, rope, *ends)
         return True
     # A block turns all keys of its run, and has no room for another beside it.
     at_once = 4 * heads * segments <= launcher.multiprocessors
     if at_once and launcher.architecture // 10 in LARGE_CLUSTERS:
         require_bf16("rope_attention", qkv=qkv)
-        launcher.launch(kernel, grid, 128, (q, k, v, *ends), shared_bytes=_TURNED_SHARED)
+        strides = (qkv.stride(0), rope.stride(0), out.stride(0))
+        args = (q, k, v, rope, out, out_scale, *strides, scale)
+        launcher.launch(kernel, (4, heads, segments), 128, args, shared_bytes=_TURNED_SHARED)
         return True
     return False
 
