@@ -1,15 +1,15 @@
-// attention_segments: softmax(scale q k^T) v inside runs of 256 rows, one head and 64 queries a block (sm_90a)
+// attention_segments: softmax(scale q k^T) v inside runs of 256 rows, 64 queries of one head a block (sm_90a)
 // In the entries named _turned rope [R, d] float32 (cosines, then sines) turns q and k first, as in
 // qkv_rope_kv, with one rounding.
 // q, k, v [R, H, d] bf16, rows `stride` elements apart, heads side by side (the three parts of packed q|k|v
-// rows), also as tile maps of 64 columns (128-byte swizzle), 64 rows of q and 128 of k and v; out [R, H d] bf16,
-// or E4M3 with a scale.
+// rows), also as tile maps of 64 columns (128-byte swizzle), 64 rows of q and 128 of k and v; out [R, H d]
+// bf16, or E4M3 with a scale.
 //
 // The two blocks of a cluster have 64 queries each of one run and head. Each fetches one half of the keys and
 // values and sends it to both; in the entries named _turned it turns its half of the keys, of which its
-// queries have the places, and pushes it to the other. In a block two warpgroups have one half of the keys each, so that
-// all scores fit the registers and the softmax needs one pass, and join at the end. Columns from 64 on lie
-// beside the tiles in rows of 16 bytes, and go through products of single warps.
+// queries have the places, and pushes it to the other. In a block two warpgroups have one half of the keys
+// each, so that all scores fit the registers and the softmax needs one pass, and join at the end. Columns
+// from 64 on lie beside the tiles in rows of 16 bytes, and go through products of single warps.
 // float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
 // needs d = 64 or 72, runs of 256 rows, 16-byte aligned rows; grid (4, H, runs), clusters of 2, 256 threads
 // bound: 256 R H exponentials, 4 R 256 H d flop, 4 R H d * 2 bytes
@@ -304,8 +304,8 @@ __device__ __forceinline__ void finish(Out* out, int out_stride, float factor) {
   }
 }
 
-// Everything under way: until queries and this warpgroup's keys are there. `half` is this block's of the keys,
-// `own` which part of it its queries have the places of.
+// Everything under way: until queries and this warpgroup's keys are there. `half` is this block's of the
+// keys, `own` which part of it its queries have the places of.
 template <int kDim, bool kTurned>
 __device__ __forceinline__ void begin(const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                                       const Args& args, int half, int own, int group) {
@@ -327,7 +327,8 @@ __device__ __forceinline__ void begin(const CUtensorMap& q, const CUtensorMap& k
   }
   if constexpr (kDim > 64) {
     const size_t keys = static_cast<size_t>(run) * args.stride + head;
-    fetch_tails(kQueryTails, args.q + at + static_cast<size_t>(own * kRows) * args.stride, kRows, args.stride);
+    const size_t queries = at + static_cast<size_t>(own * kRows) * args.stride;
+    fetch_tails(kQueryTails, args.q + queries, kRows, args.stride);
     fetch_tails(kKeyTails, args.k + keys, kKeys, args.stride);
     copy_commit();
     fetch_tails(kValueTails, args.v + keys, kKeys, args.stride);

@@ -62,7 +62,7 @@ def rope_attention_launch(
     causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
-    """One kernel for views of 256 rows while its blocks run at once; else the two ops."""
+    """One kernel for views of 256 rows, where it pays; else the two ops."""
     rows, width = q.shape
     heads = width // head_dim
     views = rows == 256 * segments and head_dim == 64 and k.shape[1] == width
