@@ -139,32 +139,32 @@ struct State {
   float top[2], sum[2];
 };
 
-// Scores q k^T of kCount keys.
-template <class S, int kCount>
-__device__ __forceinline__ void score(float (&s)[kCount / 2], uint32_t queries, uint32_t keys) {
+// Scores q k^T of a block.
+template <class S>
+__device__ __forceinline__ void score(float (&s)[kKeys / 2], uint32_t queries, uint32_t keys) {
   wgmma_begin();
 #pragma unroll
   for (int k = 0; k < S::kDim / 16; ++k) {
     const uint32_t chunk = k / 4 * kChunkBytes;
-    Wgmma<kCount>::run(s, wgmma_step(wgmma_tile(queries + chunk), k % 4),
-                       wgmma_step(wgmma_tile(keys + chunk), k % 4), k > 0);
+    Wgmma<kKeys>::run(s, wgmma_step(wgmma_tile(queries + chunk), k % 4),
+                      wgmma_step(wgmma_tile(keys + chunk), k % 4), k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
 }
 
-// o += p v, of kCount keys.
-template <class S, int kCount>
-__device__ __forceinline__ void mix(float (&o)[S::kDim / 2], const float (&s)[kCount / 2], uint32_t values) {
-  uint32_t p[kCount / 16][4];
+// o += p v.
+template <class S>
+__device__ __forceinline__ void mix(float (&o)[S::kDim / 2], const float (&s)[kKeys / 2], uint32_t values) {
+  uint32_t p[kKeys / 16][4];
 #pragma unroll
-  for (int k = 0; k < kCount / 16; ++k) {
+  for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) p[k][i] = pack2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
   }
   wgmma_begin();
 #pragma unroll
-  for (int k = 0; k < kCount / 16; ++k) {
+  for (int k = 0; k < kKeys / 16; ++k) {
     WgmmaRegisters<S::kDim>::template run<1>(o, p[k], wgmma_columns(values + k * 2048, kChunkBytes), 1);
   }
   wgmma_commit();

@@ -96,7 +96,7 @@ __device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memor
   for (int block = group; block < blocks; block += 2) {
     float s[32];
     ring.wait_full(key_frame(block));
-    score<S, kKeys>(s, ring.memory, ring.frame(key_frame(block)));
+    score<S>(s, ring.memory, ring.frame(key_frame(block)));
     ring.release(key_frame(block));
     const float2 shrink = exponentiate(s, state, biases + block * kKeys, scale_log2, lane);
     if (__any_sync(0xffffffffu, shrink.x != 1.0f || shrink.y != 1.0f)) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void attend(const Ring<S>& ring, unsigned char* memor
     ring.wait_full(value_frame(block));
     const uint32_t values = ring.frame(value_frame(block));
     if (hides[block]) clear_hidden(memory + (values - ring.memory), biases + block * kKeys, group);
-    mix<S, kKeys>(state.o, s, values);
+    mix<S>(state.o, s, values);
     ring.release(value_frame(block));
   }
 }

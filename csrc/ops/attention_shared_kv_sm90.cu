@@ -4,8 +4,7 @@
 // in shared memory before they are used, so what they hold cannot leak through 0 * x.
 // q, k and v come as tile maps of 64 x 64 values (128-byte swizzle).
 //
-// A block owns 64 query rows (warpgroup_attention_sm90.cuh); its two warpgroups share the last block of keys
-// if their number is odd.
+// A block owns 64 query rows (warpgroup_attention_sm90.cuh).
 // float32 scores, online softmax and sums; probabilities are rounded to bf16 for the second product
 // needs d = 256; grid ceil(M H / 64), 384 threads
 // bound: 4 M H N d flop.   source of the online softmax: arXiv 2205.14135
@@ -24,20 +23,18 @@ static_assert(S::kBytes == 229488, "as the launcher has it");
 #ifdef FLASHRT_SM90A
 
 // Scores -> probabilities in `s`, relative to a base that follows the maximum only when that has grown
-// by more than 2^8, so that most blocks rescale nothing. Of kCount keys the first `visible` count, at least
-// one.
-template <int kCount>
-__device__ __forceinline__ void exponentiate(float (&s)[kCount / 2], State<S>& state, float scale_log2,
+// by more than 2^8, so that most blocks rescale nothing. The first `visible` keys count, at least one.
+__device__ __forceinline__ void exponentiate(float (&s)[kKeys / 2], State<S>& state, float scale_log2,
                                              int visible, int lane) {
-  if (visible < kCount) {
+  if (visible < kKeys) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
+    for (int i = 0; i < kKeys / 2; ++i) {
       if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= visible) s[i] = -INFINITY;
     }
   }
   float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])}, next[2] = {fmaxf(s[4], s[5]), fmaxf(s[6], s[7])};
 #pragma unroll
-  for (int i = 8; i < kCount / 2; ++i) {
+  for (int i = 8; i < kKeys / 2; ++i) {
     float& which = i / 4 % 2 == 0 ? top[i / 2 % 2] : next[i / 2 % 2];
     which = fmaxf(which, s[i]);
   }
@@ -53,7 +50,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[kCount / 2], State<S>& s
     state.sum[row] *= shrink[row];
   }
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
+  for (int i = 0; i < kKeys / 2; ++i) {
     s[i] = exp2_flushed(s[i] * scale_log2 - top[i / 2 % 2]);
     state.sum[i / 2 % 2] += s[i];
   }
@@ -63,42 +60,30 @@ __device__ __forceinline__ void exponentiate(float (&s)[kCount / 2], State<S>& s
   }
 }
 
-// Zeroes rows `first` to `last` of a frame, by one warpgroup, for the tensor cores to read.
-__device__ __forceinline__ void clear_rows(uint32_t frame, int first, int last, int group) {
-  const int vectors = (last - first) * 8;  // of 16 bytes, in each chunk
+// Zeroes the rows of a frame from `visible` on, by one warpgroup, for the tensor cores to read.
+__device__ __forceinline__ void clear_hidden(uint32_t frame, int visible, int group) {
+  const int vectors = (kKeys - visible) * 8;  // of 16 bytes, in each chunk
   for (int i = threadIdx.x % 128; i < vectors * (S::kDim / 64); i += 128) {
-    clear_shared16(frame + i / vectors * kChunkBytes + first * 128 + i % vectors * 16);
+    clear_shared16(frame + i / vectors * kChunkBytes + visible * 128 + i % vectors * 16);
   }
   publish_shared();
   sync_warps<128>(1 + group);
 }
 
-// kCount keys of a block from `first` on, of which `visible` count.
-template <int kCount>
-__device__ __forceinline__ void step(const Ring<S>& ring, State<S>& state, int block, int first, int visible,
-                                     float scale_log2, int group, int lane) {
-  float s[kCount / 2];
-  ring.wait_full(key_frame(block));
-  score<S, kCount>(s, ring.memory, ring.frame(key_frame(block)) + first * 128);
-  if (kCount == kKeys) ring.release(key_frame(block));
-  exponentiate<kCount>(s, state, scale_log2, visible, lane);
-  ring.wait_full(value_frame(block));
-  const uint32_t values = ring.frame(value_frame(block));
-  if (visible < kCount) clear_rows(values, first + visible, first + kCount, group);
-  mix<S, kCount>(state.o, s, values + first * 128);
-  if (kCount == kKeys) ring.release(value_frame(block));
-}
-
 __device__ __forceinline__ void attend(const Ring<S>& ring, State<S>& state, int length, float scale_log2,
                                        int group, int lane) {
-  constexpr int kShare = kKeys / 2;
-  const int blocks = (length + kKeys - 1) / kKeys, whole = blocks / 2 * 2;
-  for (int block = group; block < whole; block += 2) {
-    step<kKeys>(ring, state, block, 0, min(kKeys, length - block * kKeys), scale_log2, group, lane);
-  }
-  const int left = length - whole * kKeys - group * kShare;
-  if (left > 0) {
-    step<kShare>(ring, state, whole, group * kShare, min(kShare, left), scale_log2, group, lane);
+  for (int block = group; block * kKeys < length; block += 2) {
+    const int visible = min(kKeys, length - block * kKeys);
+    float s[kKeys / 2];
+    ring.wait_full(key_frame(block));
+    score<S>(s, ring.memory, ring.frame(key_frame(block)));
+    ring.release(key_frame(block));
+    exponentiate(s, state, scale_log2, visible, lane);
+    ring.wait_full(value_frame(block));
+    const uint32_t values = ring.frame(value_frame(block));
+    if (visible < kKeys) clear_hidden(values, visible, group);
+    mix<S>(state.o, s, values);
+    ring.release(value_frame(block));
   }
 }
 
