@@ -127,6 +127,7 @@ PROMISES = (
         before=WAIT,
     ),
     Promise(r"glu_linear_.*_fp8_sm90", r"QGMMA\.64x", "products of E4M3 at their own rate"),
+    Promise(r"attention_segments.*_sm90", r"HGMMA\.64x128x16", "the body of Hopper uses wgmma"),
     Promise(r"attention_shared.*_sm90", r"HGMMA\.64x256x16", "the body of Hopper uses wgmma"),
     Promise(r"attention_biased.*_sm90", r"HGMMA\.64x128x16", "the body of Hopper uses wgmma"),
     Promise(r"conv_frames_.*(?<!_sm90)", MMA, "products run on the tensor cores"),

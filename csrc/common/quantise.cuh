@@ -44,6 +44,19 @@ __device__ __forceinline__ void store2(e4m3* p, float low, float high, float fac
   *reinterpret_cast<uint16_t*>(p) = quantise2(low * factor, high * factor);
 }
 
+// Two neighbours as a word of T, and four words that follow each other; p is aligned to them.
+template <class T>
+__device__ __forceinline__ uint32_t word2(float low, float high, float factor) {
+  if constexpr (sizeof(T) == 1) return quantise2(low * factor, high * factor);
+  return pack2(low, high);
+}
+__device__ __forceinline__ void store_words(bf16* p, const uint32_t (&word)[4]) {
+  *reinterpret_cast<uint4*>(p) = {word[0], word[1], word[2], word[3]};
+}
+__device__ __forceinline__ void store_words(e4m3* p, const uint32_t (&word)[4]) {
+  *reinterpret_cast<uint2*>(p) = {word[0] | word[1] << 16, word[2] | word[3] << 16};
+}
+
 // Eight neighbours; p is aligned to them.
 __device__ __forceinline__ void store8(bf16* p, const float (&v)[8], float) { store8(p, v); }
 __device__ __forceinline__ void store8(float* p, const float (&v)[8], float) { store8(p, v); }

@@ -4,9 +4,6 @@
 //
 // With kShare = 2 the two blocks of a cluster have other rows of the same keys: each fetches half of every
 // frame of keys or values and sends it to both. A frame is empty when both have read it.
-//
-// attention_shared_kv_sm90.cu, which is older, has the same for heads of 256 numbers by itself: from these
-// templates its machine code comes out in another order.
 #pragma once
 
 #include <cstdint>
@@ -144,13 +141,13 @@ struct State {
 
 // Scores q k^T of a block.
 template <class S>
-__device__ __forceinline__ void score(float (&s)[32], uint32_t queries, uint32_t keys) {
+__device__ __forceinline__ void score(float (&s)[kKeys / 2], uint32_t queries, uint32_t keys) {
   wgmma_begin();
 #pragma unroll
   for (int k = 0; k < S::kDim / 16; ++k) {
     const uint32_t chunk = k / 4 * kChunkBytes;
-    Wgmma<64>::run(s, wgmma_step(wgmma_tile(queries + chunk), k % 4),
-                   wgmma_step(wgmma_tile(keys + chunk), k % 4), k > 0);
+    Wgmma<kKeys>::run(s, wgmma_step(wgmma_tile(queries + chunk), k % 4),
+                      wgmma_step(wgmma_tile(keys + chunk), k % 4), k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -158,7 +155,7 @@ __device__ __forceinline__ void score(float (&s)[32], uint32_t queries, uint32_t
 
 // o += p v.
 template <class S>
-__device__ __forceinline__ void mix(float (&o)[S::kDim / 2], const float (&s)[32], uint32_t values) {
+__device__ __forceinline__ void mix(float (&o)[S::kDim / 2], const float (&s)[kKeys / 2], uint32_t values) {
   uint32_t p[kKeys / 16][4];
 #pragma unroll
   for (int k = 0; k < kKeys / 16; ++k) {
@@ -196,6 +193,21 @@ __device__ __forceinline__ void leave(Join<S>& other, State<S>& state) {
   for (int i = 0; i < kHalf; ++i) other.o[kGroup][i][thread] = state.o[kOther * kHalf + i];
 }
 
+// Words of four runs of eight columns, two columns of each a lane: so that each lane of four has a run.
+__device__ __forceinline__ void gather(uint32_t (&word)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool set = lane & bit;
+#pragma unroll
+    for (int low = 0; low < 4; ++low) {
+      if (low & bit) continue;
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, set ? word[low] : word[low + bit], bit);
+      word[low] = set ? other : word[low];
+      word[low + bit] = set ? word[low + bit] : other;
+    }
+  }
+}
+
 // Half of the columns of the rows that this thread has: `out` is where the block's first row goes, of
 // which `rows` are to be written.
 template <int kGroup, class S, class Out>
@@ -217,17 +229,22 @@ __device__ __forceinline__ void finish(const Join<S>& other, const State<S>& sta
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int at = thread / 32 * 16 + lane / 4 + row * 8;
-    if (at >= rows) continue;
-    Out* target = out + static_cast<size_t>(at) * out_stride + kGroup * 2 * kHalf + lane % 4 * 2;
+    Out* target = out + static_cast<size_t>(at) * out_stride + kGroup * 2 * kHalf + lane % 4 * 8;
 #pragma unroll
-    for (int n = 0; n < kHalf / 4; ++n) {
-      float value[2];
+    for (int n = 0; n < kHalf / 4; n += 4) {
+      uint32_t word[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        value[i] = state.o[kGroup * kHalf + 4 * n + 2 * row + i] * mine[row] +
-                   other.o[kOther][4 * n + 2 * row + i][thread] * theirs[row];
+      for (int j = 0; j < 4; ++j) {
+        float value[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int own = 4 * (n + j) + 2 * row + i;
+          value[i] = state.o[kGroup * kHalf + own] * mine[row] + other.o[kOther][own][thread] * theirs[row];
+        }
+        word[j] = word2<Out>(value[0], value[1], factor);
       }
-      store2(target + n * 8, value[0], value[1], factor);
+      gather(word, lane);
+      if (at < rows) store_words(target + n * 8, word);
     }
   }
 }

@@ -64,6 +64,9 @@ def attention_ref(
 
 #: 64 queries, 256 keys and 256 values, in rows of 72 numbers.
 _SEGMENT_SHARED = (64 + 256 + 256) * 72 * 2
+#: Of the kernels for Hopper: 64 queries, 256 keys and 256 values in tiles of 64 columns and, of
+#: wider heads, rows of 16 bytes, and what the two warpgroups tell each other.
+_SEGMENT_SM90_SHARED = {64: 74_792, 72: 84_008}
 #: 64 queries, and two stages of 64 keys and 64 values, in rows of 256 + 8 numbers.
 _SHARED_KV_SHARED = (64 + 4 * 64) * 264 * 2
 #: 64 queries and six frames of 64 keys or values, and their barriers.
@@ -163,13 +166,37 @@ def _segments(
 ) -> None:
     """Runs of 256 rows."""
     _, heads, dim = q.shape
-    launcher.launch(
-        f"attention_segments_d{dim}_{output_suffix('attention', out)}",
-        (4, heads, segments),
-        128,
-        (q, k, v, out, out_scale, q.stride(0), out.stride(0), scale),
-        shared_bytes=_SEGMENT_SHARED,
-    )
+    kernel = f"attention_segments_d{dim}_{output_suffix('attention', out)}"
+    grid, ends = (4, heads, segments), (out, out_scale)
+    if launcher.architecture == 90:
+        segments_sm90(launcher, f"{kernel}_sm90", q, k, v, None, *ends, segments, scale)
+        return
+    args = (q, k, v, *ends, q.stride(0), out.stride(0), scale)
+    launcher.launch(kernel, grid, 128, args, shared_bytes=_SEGMENT_SHARED)
+
+
+def segments_sm90(
+    launcher: Launcher,
+    kernel: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rope: Tensor | None,
+    out: Tensor,
+    out_scale: Tensor | None,
+    segments: int,
+    scale: float,
+) -> None:
+    """Runs of 256 rows on Hopper; they turn first where ``rope`` is given."""
+    count, heads, dim = q.shape
+    maps = [
+        TensorMap(part.data_ptr(), count, heads * dim, part.stride(0), rows, 64)
+        for part, rows in ((q, 64), (k, 128), (v, 128))
+    ]
+    strides = (q.stride(0), 0 if rope is None else rope.stride(0), out.stride(0))
+    args = (*maps, q, k, v, rope, out, out_scale, *strides, scale)
+    shared, grid = _SEGMENT_SM90_SHARED[dim], (4, heads, segments)
+    launcher.launch(kernel, grid, 256, args, shared_bytes=shared, cluster=2)
 
 
 def _plain_rows(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .attention import attention_launch, attention_ref
+from .attention import attention_launch, attention_ref, segments_sm90
 from .check import F32, ArgCheck
 from .launch import Launcher, output_suffix, require_bf16
 from .op import Lane, Op
@@ -62,30 +62,47 @@ def rope_attention_launch(
     causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
-    """One kernel for views of 256 rows while its blocks run at once; else the two ops."""
+    """One kernel for views of 256 rows, where it pays; else the two ops."""
     rows, width = q.shape
     heads = width // head_dim
     views = rows == 256 * segments and head_dim == 64 and k.shape[1] == width
     plain = k_norm is None and not causal
-    # A block has no room for another beside it.
-    at_once = 4 * heads * segments <= launcher.multiprocessors
-    if views and plain and at_once and launcher.architecture // 10 in LARGE_CLUSTERS:
-        require_bf16("rope_attention", qkv=qkv)
-        parts = (qkv[:, :width], qkv[:, width : 2 * width], qkv[:, 2 * width :])
-        strides = (qkv.stride(0), rope.stride(0), out.stride(0))
-        launcher.launch(
-            f"attention_segments_turned_d64_{output_suffix('rope_attention', out)}",
-            (4, heads, segments),
-            128,
-            (*parts, rope, out, out_scale, *strides, scale),
-            shared_bytes=_TURNED_SHARED,
-        )
+    if views and plain and _turned(launcher, qkv, rope, out, out_scale, heads, segments, scale):
         return
     norms: dict[str, Any] = {"q_norm": q_norm, "k_norm": k_norm, "eps": eps}
     qkv_rope_kv_launch(launcher, qkv, rope, q, k, v, head_dim=head_dim, **norms)
     queries, keys, values = (part.unflatten(1, (-1, head_dim)) for part in (q, k, v))
     settings: dict[str, Any] = {"segments": segments, "causal": causal, "out_scale": out_scale}
     attention_launch(launcher, queries, keys, values, out, scale=scale, **settings)
+
+
+def _turned(
+    launcher: Launcher,
+    qkv: Tensor,
+    rope: Tensor,
+    out: Tensor,
+    out_scale: Tensor | None,
+    heads: int,
+    segments: int,
+    scale: float,
+) -> bool:
+    """Launches a kernel that turns rows on their way, where that pays. Whether it does."""
+    kernel = f"attention_segments_turned_d64_{output_suffix('rope_attention', out)}"
+    q, k, v = qkv.unflatten(1, (3, heads, 64)).unbind(1)
+    if launcher.architecture == 90:
+        require_bf16("rope_attention", qkv=qkv)
+        ends = (out, out_scale, segments, scale)
+        segments_sm90(launcher, f"{kernel}_sm90", q, k, v, rope, *ends)
+        return True
+    # A block turns all keys of its run, and has no room for another beside it.
+    at_once = 4 * heads * segments <= launcher.multiprocessors
+    if at_once and launcher.architecture // 10 in LARGE_CLUSTERS:
+        require_bf16("rope_attention", qkv=qkv)
+        strides = (qkv.stride(0), rope.stride(0), out.stride(0))
+        args = (q, k, v, rope, out, out_scale, *strides, scale)
+        launcher.launch(kernel, (4, heads, segments), 128, args, shared_bytes=_TURNED_SHARED)
+        return True
+    return False
 
 
 ROPE_ATTENTION = Op("rope_attention", rope_attention_ref, rope_attention_launch, low_bit=True)

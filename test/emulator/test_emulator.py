@@ -152,14 +152,11 @@ MUTANTS: list[tuple[Case, str, str, str, int]] = [
     (shared_keys, "attention_shared_kv_sm90", "ring.wait_full(value_frame(block));", "", 0),
     (shared_keys, "attention_shared_kv_sm90", "ring.wait_empty(index);", "", 0),
     (
-        *(shared_keys, "attention_shared_kv_sm90", "expect(barrier, kFrameBytes);"),
-        *("expect(barrier, kFrameBytes + 16);", 0),
+        *(shared_keys, "attention_shared_kv_sm90", "expect(barrier, S::kFrameBytes);"),
+        *("expect(barrier, S::kFrameBytes + 16);", 0),
     ),
     # Products of warpgroups: results and operands before they are waited for, other rows.
-    (
-        *(shared_keys, "attention_shared_kv_sm90", "wgmma_wait<0>();\n    ring.release(key_frame"),
-        *("ring.release(key_frame", 0),
-    ),
+    (shared_keys, "attention_shared_kv_sm90", "wgmma_wait<0>();\n}", "}", 0),
     (
         *(shared_keys, "attention_shared_kv_sm90", "wgmma_columns(values + k * 2048"),
         *("wgmma_columns(values + k * 1024", 0),

@@ -62,7 +62,8 @@ def test_real_widths_launch_as_declared(architecture: int, views: int) -> None:
     launch_policy("base", views, launcher, **SHALLOW)
     kernels = [launch.kernel for launch in launcher.launches]
     assert kernels.count("image_patches_bf16") == views
-    assert "attention_segments_d72_bf16" in kernels
+    sm90 = "_sm90" if architecture == 90 else ""
+    assert f"attention_segments_d72_bf16{sm90}" in kernels
     assert "attention_rows_bf16" not in kernels
     assert any(kernel.endswith("_sm90") for kernel in kernels) == (architecture == 90)
 
@@ -75,7 +76,7 @@ def test_fp8_plan_launches_as_declared(architecture: int, whole: bool) -> None:
     sm90 = "_sm90" if architecture == 90 else ""
     for name in (
         "layer_norm_f32_fp8",
-        "attention_segments_d72_fp8",
+        f"attention_segments_d72_fp8{sm90}",
         "rms_norm_f32_fp8",
         f"attention_shared_kv_d256_fp8{sm90}",
     ):

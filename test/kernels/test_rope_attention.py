@@ -38,9 +38,10 @@ def test_both_ops_in_one(dtype: torch.dtype, normed: bool) -> None:
 @pytest.mark.parametrize(
     ("architecture", "views", "kernels"),
     [
-        (90, 1, ["attention_segments_turned_d64_bf16"]),
-        (90, 2, ["attention_segments_turned_d64_bf16"]),
-        (90, 3, ["qkv_rope_kv_bf16", "attention_segments_d64_bf16"]),
+        (90, 1, ["attention_segments_turned_d64_bf16_sm90"]),
+        (90, 3, ["attention_segments_turned_d64_bf16_sm90"]),
+        (100, 2, ["attention_segments_turned_d64_bf16"]),
+        (100, 3, ["qkv_rope_kv_bf16", "attention_segments_d64_bf16"]),
         (120, 1, ["qkv_rope_kv_bf16", "attention_segments_d64_bf16"]),
     ],
 )
