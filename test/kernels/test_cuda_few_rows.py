@@ -260,8 +260,8 @@ def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
     assert bool(out[0].isnan().all()), "a row that nobody may write"
 
 
-@pytest.mark.parametrize("narrow", [False, True], ids=["bf16", "fp8"])
-def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: bool) -> None:
+@pytest.mark.parametrize("narrow", [0, 1, 2], ids=["bf16", "second-fp8", "both-fp8"])
+def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
     """Kernels that start early see all that those in front have written: equal to one by one."""
     weights = [
         draw(*shape, scale=shape[1] ** -0.5)
@@ -276,11 +276,15 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: bool) -> None
     qkv, project, up, down = zip(weights, biases, strict=True)
     into: dict[str, Any] = {}
     scales: dict[str, Any] = {}
-    if narrow:
+    if narrow > 0:
         one = torch.full((1,), 2.0**-6, device=PLACE)
         stored, weight_scale = quantise_whole(weights[3].float())
         hidden, down, into = hidden.to(E4M3), (stored, biases[3]), {"out_scale": one}
         scales = {"x_scale": one, "weight_scale": weight_scale}
+    if narrow > 1:
+        stored, weight_scale = quantise_whole(weights[2].float())
+        up = (stored, biases[2])
+        into |= {"x_scale": one, "weight_scale": weight_scale}
     ops: list[Callable[[Any], None]] = [
         lambda lane: layer_norm_attention(
             lane, x, gain, shift, *qkv, merged, None, None, mixed, **settings
