@@ -55,13 +55,9 @@ _NARROW = {
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     **WIDE,
-    # In the head 8 bits are for the two large products of a block. E4M3 needs a quantised input, by
-    # whoever makes it: that of the second one is what the first one writes, that of the first one
-    # is known behind its norm only, so its weights alone are narrow, in int8, which keeps more.
-    "fp8": {
-        "base": "bf16",
-        "sites": {**_NARROW, "head.fc1": "i8a16", "head.fc2": "fp8"},
-    },
+    # Of the head the products of its MLPs, most of its weights; what attention compares and mixes
+    # stays wide.
+    "fp8": {"base": "bf16", "sites": {**_NARROW, "head.fc1": "fp8", "head.fc2": "fp8"}},
 }
 
 #: The buffers of a site, from those of the contract, its name and the layer.
