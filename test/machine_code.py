@@ -17,7 +17,7 @@ TRIGGER = r"PREEXIT"  # the next kernel may start
 LOCAL = r"(LDL|STL)\b"
 #: Weights on their way: loads with a prefetch of 256 bytes, or bulk copies.
 FETCH = r"LDG\S*LTC256B|UBLKCP|UTMALDG"
-MMA = r"HMMA\.16816\.F32\.BF16|HGMMA\.64x"  # mma.sync, or wgmma
+MMA = r"HMMA\.16816\.F32\.BF16|[HQ]GMMA\.64x"  # mma.sync, or wgmma
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,8 @@ PROMISES = (
         _FEW_ROWS + r"_(cluster|hopper|sm90)", FETCH, "weights are on their way before the wait",
         before=WAIT, architectures=_OVERLAPPING,
     ),
-    # But for those with int8 weights and x whole (resident_product_sm90.cuh): they release before
-    # they fetch anything, and were measured like that.
     Promise(
-        r"(?!linear_k\d+_by_)"
-        r"(linear_gated_residual|(layer_norm_)?linear(_squares)?)_k\d+(_by)?(_\d+)+_(bf16|i8|w4)_(cluster|sm90)",
+        r"(linear_gated_residual|(layer_norm_)?linear(_squares)?)_k\d+(_\d+)+_(bf16|i8|w4|fp8)_(cluster|sm90)",
         WAIT, "a block does not wait for all it has under way before it fetches the next",
         lacks=r"MEMBAR\S*GPU", architectures=r"90a",
     ),
@@ -116,10 +113,17 @@ PROMISES = (
         behind=WAIT,
     ),
     Promise(
-        r".*_fp8(_sm90)?", r"F2FP\.SATFINITE\.E4M3", "the chip quantises",
+        r"(?!linear_).*_fp8(_sm90)?", r"F2FP\.SATFINITE\.E4M3", "the chip quantises",
         architectures=r"(89|90a|100a|110a|120a)",
     ),
-    Promise(_FEW_ROWS + r"_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
+    Promise(
+        r"(?!.*_k\d+_\d+_fp8_)" + _FEW_ROWS + r"_sm90", r"HGMMA\.64x",
+        "the body of Hopper uses wgmma",
+    ),
+    Promise(
+        r"(layer_norm_)?linear_k\d+_\d+_fp8_(into_fp8_)?sm90", r"QGMMA\.64x",
+        "products of E4M3 at their own rate",
+    ),
     Promise(r"attention_(?!rows).*(?<!_sm90)", MMA, "attention runs on the tensor cores"),
     Promise(r"glu_linear_.*_bf16_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(

@@ -6,18 +6,16 @@
 // elements apart; b [N], residual [A, N] bf16 or null, residual may be y; gain, shift [K] float32 or null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
 // or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns
-// or, behind a norm, W int8 with weight_scale [N] float32, packed: a map of 64 columns; x with rows x_stride
-// elements apart
+// and behind a norm without gain and shift x bf16, with rows x_stride elements apart, n quantised with x_scale
 // act as in activation.cuh, without the form with the error function
 // float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
-// needs A <= 48, or 44 with int8 behind a norm, at K = 3072 A <= 16 behind a norm and as named, or 32, else;
+// needs A <= 48, at K = 3072 A <= 16 behind a norm and as named, or 32, else;
 // K as named, N a multiple of the rows of a block; grid of N / rows clusters; no workspace
-// bound: memory, 2 K N bytes; half of it with int8
+// bound: memory, 2 K N bytes; half of it with E4M3
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/linear_out.cuh"
 #include "../common/normed_product_sm90.cuh"
 #include "../common/streamed_product_sm90.cuh"
-#include "../common/whole_product_sm90.cuh"
 
 #ifdef FLASHRT_SM90A
 // With results of type Out; out_scale is that of E4M3 ones.
@@ -66,21 +64,8 @@
                                            activation, {}, {}});                                   \
   }
 
-// The first of these with int8 weights, and x as it lies.
-#define FLASHRT_LAYER_NORM_LINEAR_I8(name, Shape, Out)                                             \
-  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, 2)                        \
-      name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight,                     \
-           const float* weight_scale, const float* gain, const float* shift,                       \
-           const flashrt::bf16* bias, flashrt::Out* y, const float* out_scale, int tokens,         \
-           int x_stride, int y_stride, int activation, float eps) {                                \
-    flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {x, nullptr, weight_scale, &weight, gain, shift, eps, tokens, x_stride},                   \
-        flashrt::LinearOut<flashrt::Shape, flashrt::Out>{{}, y, bias, nullptr, y_stride, 0,        \
-                                                         activation, {}, {}, out_scale});          \
-  }
-
-// The same with E4M3 weights and a norm that has neither gain nor shift; n is quantised with x_scale. A block
-// leaves registers for one of the kernel behind.
+// Behind a norm that has neither gain nor shift, with E4M3 weights; n is quantised with x_scale. A block leaves
+// registers for one of the kernel behind.
 #define FLASHRT_LAYER_NORM_LINEAR_FP8(name, Shape, Out)                                            \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads * 3 / 2, 1)                \
       name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight,                     \
@@ -134,9 +119,6 @@ static_assert(Linear3072x96Few::kSharedBytes == 92224, "as the launcher has it")
 using Linear3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
 static_assert(Linear3072x96::kSharedBytes == 110656, "as the launcher has it");
 
-using NormLinear1536x192I8 = WholeShape<48, 3, 6, 4, 3>;
-static_assert(NormLinear1536x192I8::kSharedBytes == 107216, "as the launcher has it");
-
 }  // namespace flashrt
 
 FLASHRT_LAYER_NORM_LINEAR(layer_norm_linear_k1536_32_bf16_sm90, NormLinear1536x32, bf16)
@@ -158,6 +140,4 @@ FLASHRT_LINEAR(linear_k6144_96_bf16_sm90, Linear6144x96, 2)
 FLASHRT_LINEAR_FP8(linear_k6144_96_fp8_sm90, Linear6144x96Fp8, 2)
 FLASHRT_LAYER_NORM_LINEAR_FP8(layer_norm_linear_k1536_96_fp8_sm90, NormLinear1536x96Fp8, bf16)
 FLASHRT_LAYER_NORM_LINEAR_FP8(layer_norm_linear_k1536_96_fp8_into_fp8_sm90, NormLinear1536x96Fp8, e4m3)
-FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_192_i8_sm90, NormLinear1536x192I8, bf16)
-FLASHRT_LAYER_NORM_LINEAR_I8(layer_norm_linear_k1536_192_i8_into_fp8_sm90, NormLinear1536x192I8, e4m3)
 #endif

@@ -72,19 +72,6 @@ NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
         streamed_plan("layer_norm_linear", 3072, 112, 117152, 1, tokens=16),
         streamed_plan("layer_norm_linear", 3072, 144, 103376, 2, tokens=16, run=24, alone=True),
     ),
-    torch.int8: (
-        SkinnyPlan(
-            "layer_norm_linear_k1536_192_i8_sm90",
-            1536,
-            44,
-            192,
-            107216,
-            threads=384,
-            cluster=4,
-            tiles=True,
-            box_rows=64,
-        ),
-    ),
     E4M3: (
         SkinnyPlan(
             "layer_norm_linear_k1536_96_fp8_sm90", 1536, 48, 96, 120656, cluster=2, tiles=True
@@ -95,7 +82,6 @@ NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
 _INTO_FP8 = (
     "layer_norm_linear_k1536_96_bf16_sm90",
     "layer_norm_linear_k1536_96_fp8_sm90",
-    "layer_norm_linear_k1536_192_i8_sm90",
 )
 
 
@@ -156,11 +142,7 @@ def layer_norm_linear_few_rows(
     if weight.dtype is E4M3 and (x_scale is None or affine):
         return False
     require_bf16("layer_norm_linear", x=x, bias=bias, out=out if out_scale is None else None)
-    between: tuple[Tensor | None, ...] = (gain, shift)
-    if weight.dtype is E4M3:
-        between = (x_scale, weight_scale)
-    elif weight.dtype is torch.int8:
-        between = (weight_scale, gain, shift)
+    between = (x_scale, weight_scale) if weight.dtype is E4M3 else (gain, shift)
     found = (plan.x(x), plan.weight(weight), *between, bias, out)
     counts = (x.shape[0], *plan.x_strides(x), out.stride(0))
     if squares is not None:

@@ -36,7 +36,6 @@ class SkinnyPlan:
         threads: of a block.
         cluster: blocks that split K between them.
         tiles: the kernel takes the weight as a map of tiles.
-        box_rows: rows of the weight in a tile; 0: those of a block.
         mapped: the kernel takes x as a map of tiles, and no stride of its rows.
         alone: blocks are kept off each other's multiprocessor, by asking for more shared memory
             than they use, so that those of the kernels in front and behind find room beside each.
@@ -56,7 +55,6 @@ class SkinnyPlan:
     threads: int = 256
     cluster: int = 1
     tiles: bool = False
-    box_rows: int = 0
     mapped: bool = False
     alone: bool = False
     carveout: int | None = None
@@ -75,16 +73,12 @@ class SkinnyPlan:
         return replace(self, kernel=self.kernel.replace("linear_", "linear_squares_", 1))
 
     def weight(self, weight: Tensor) -> Tensor | TensorMap:
-        """The argument for a packed weight: itself, or tiles as wide as 64 columns of bf16, or, of
-        int8, of 64 columns, which are widened.
-        """
-        if not self.tiles:
-            return weight
-        return _tiles(weight, self.box_rows or self.rows, 64 if weight.dtype is torch.int8 else 128)
+        """The argument for a packed weight: itself, or tiles of a block's rows by 128 bytes."""
+        return _tiles(weight, self.rows) if self.tiles else weight
 
     def x(self, x: Tensor) -> Tensor | TensorMap:
         """The argument for x: itself, or tiles of all its rows by 128 bytes, with zeros behind."""
-        return _tiles(x, self.tokens, 128) if self.mapped else x
+        return _tiles(x, self.tokens) if self.mapped else x
 
     def x_strides(self, x: Tensor) -> tuple[int, ...]:
         """What of the strides of ``x`` the kernel is given: that of its rows, or nothing."""
@@ -103,10 +97,10 @@ class SkinnyPlan:
         )
 
 
-def _tiles(matrix: Tensor, box_rows: int, box_bytes: int) -> TensorMap:
-    """Tiles of so many rows by so many bytes of a row."""
+def _tiles(matrix: Tensor, box_rows: int) -> TensorMap:
+    """Tiles of so many rows by 128 bytes."""
     (rows, depth), size = matrix.shape, matrix.element_size()
-    box = (box_rows, box_bytes // size)
+    box = (box_rows, 128 // size)
     return TensorMap(matrix.data_ptr(), rows, depth, matrix.stride(0), *box, element_bytes=size)
 
 
