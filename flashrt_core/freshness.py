@@ -56,12 +56,16 @@ class Lineage:
 
     def current(self, contract: Contract) -> bool:
         """Whether what the last stage decides on is there, and made from the newest inputs."""
-        last = contract.decision_stages[-1]
-        if not self.newer:
-            return all(stage in self.made for stage in last.requires)
-        context = [name for name in last.requires if not contract.stage(name).transform]
-        stages = context or [last.name]
-        return all(stage in self.made and not self.older(stage) for stage in stages)
+        return all(
+            stage in self.made and not self.older(stage) for stage in context_stages(contract)
+        )
+
+
+def context_stages(contract: Contract) -> list[str]:
+    """Those that make what the last stage decides on; itself where nothing else does."""
+    last = contract.decision_stages[-1]
+    context = [name for name in last.requires if not contract.stage(name).transform]
+    return context or [last.name]
 
 
 @dataclass(frozen=True)

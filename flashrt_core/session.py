@@ -187,10 +187,8 @@ class Session:
         self.past.check_alone(f"stage {stage!r} by itself", harmless=spec.transform)
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
-        took = self.engine.replay(self, (spec,), self._shape())
-        if spec.name in self.contract.decision_stages[-1].requires and not spec.transform:
-            self._host = self.host_state().settled(self.contract)
-        return took
+        self._host = self.host_state().before(spec, self.contract)
+        return self.engine.replay(self, (spec,), self._shape())
 
     def decide(
         self,
@@ -252,6 +250,7 @@ class Session:
         self._write_guidance(previous, context.robot_state)
         stage = self.contract.decision_stages[-1]
         self.ledger.check(stage, allow_stale=allow_stale)
+        self._host = context.before(stage, self.contract)
         return self._finish(self._replay((stage,)))
 
     def read(self, output: str, *, allow_stale: bool = False) -> Array:
