@@ -28,6 +28,34 @@ void Ledger::ran(uint32_t stage) {
   held.made |= bit(stage);
 }
 
+void Ledger::settle(uint64_t stages) {
+  flashrt_held &held = seat_.held;
+  const uint64_t context = context_stages();
+  bool current = true;
+  for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
+    if (has(context, stage)) current = current && validity(stage) == FLASHRT_CURRENT;
+  }
+  if (current) {
+    const bool seen = (held.foreign & FLASHRT_FOREIGN_OBSERVATION) == 0;
+    held.context = seen ? FLASHRT_CONTEXT_SEEN : FLASHRT_CONTEXT_UNKNOWN;
+  } else if ((stages & context) != 0) {
+    held.context = FLASHRT_CONTEXT_UNKNOWN;  // of old and new
+  }
+}
+
+uint64_t Ledger::context_stages() const {
+  uint64_t found = 0, transforms = 0;
+  for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
+    if (plan_.stage[stage].transform != 0) {
+      transforms |= bit(stage);
+      continue;
+    }
+    found = plan_.stage[stage].requires_stages & ~transforms;
+    if (found == 0) found = bit(stage);
+  }
+  return found;
+}
+
 void Ledger::note(flashrt_held &held) const {
   for (uint32_t input = 0; input < plan_.inputs; ++input) {
     const uint64_t now = seat_.epochs[input];

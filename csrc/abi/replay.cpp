@@ -67,23 +67,26 @@ flashrt_status Engine::write(uint32_t index, uint32_t input, const uint8_t *data
   }
   flashrt_seat &seat = plan_.seat[index];
   Desk &desk = desks_[index];
+  bool shown = spec.rate != FLASHRT_RATE_CHUNK;  // it may show something that Python has not seen
   if (spec.update == FLASHRT_UPDATE_STAGED) {
     const uint64_t reads = plan_.stage[spec.transform].reads_inputs;
+    const bool same = has(seat.held.staged, input) && seat.held.staged_bytes[input] == bytes &&
+                      std::memcmp(seat.staged_block + staged_place_[input], data, bytes) == 0;
     const bool kept = has(seat.held.made, spec.transform) && (seat.held.staged & reads) == reads &&
                       (seat.announced & reads) == 0;
-    if (kept && seat.held.staged_bytes[input] == bytes &&
-        std::memcmp(seat.staged_block + staged_place_[input], data, bytes) == 0) {
+    if (kept && same) {
       desk.vouched |= bit(input);  // the retained product is already that of this value
       return FLASHRT_OK;
     }
     if (kept) bring_vouched(index, reads & ~bit(input));
     seat.held.staged &= ~bit(input);  // until the transform has run, the product is of neither value
+    shown = shown && !same;
   }
   std::memcpy(desk.inputs + input_place_[input], data, bytes);
   desk.lengths[input] = bytes;
   desk.pending |= bit(input);
   if (spec.rate == FLASHRT_RATE_PROMPT) seat.held.foreign |= FLASHRT_FOREIGN_PROMPT;
-  if (spec.rate == FLASHRT_RATE_OBSERVATION) seat.held.foreign |= FLASHRT_FOREIGN_OBSERVATION;
+  if (shown) seat.held.foreign |= FLASHRT_FOREIGN_OBSERVATION;
   ledger(index).written(input);
   return FLASHRT_OK;
 }
@@ -163,6 +166,7 @@ flashrt_status Engine::replay(uint32_t index, uint64_t stages, flashrt_report *r
     ledger(index).ran(stage);
     if (plan_.stage[stage].transform != 0) keep_staged(index, stage);
   }
+  ledger(index).settle(stages);
   desk.fetched |= made;
   if (report != nullptr) report->stages |= stages;
   return FLASHRT_OK;

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..specs import DType, Rate, Role, Update
 
 ABI_VERSION = 1
-HANDOVER_VERSION = 4
+HANDOVER_VERSION = 5
 NONE = 0xFFFFFFFF
 MAX_RANK, MAX_STAGES, MAX_INPUTS, NAME_BYTES = 8, 16, 32, 256
 DEVICES = {"cpu": 1, "cuda": 2}
@@ -25,6 +25,7 @@ UPDATES = {kind: place for place, kind in enumerate(Update, 1)}
 RATES = {kind: place for place, kind in enumerate(Rate, 1)}
 PLACE_DEVICE, PLACE_HOST = 1, 2
 FOREIGN_PROMPT, FOREIGN_OBSERVATION = 1, 2
+CONTEXT_ORIGIN, CONTEXT_SEEN, CONTEXT_UNKNOWN = range(3)
 
 Fields = list[tuple[str, Any]]
 
@@ -158,7 +159,7 @@ class Held(ctypes.Structure):
     """``flashrt_held``."""
 
     _fields_: ClassVar[Fields] = [
-        ("shape", u32), ("origin", u32), ("foreign", u32), ("reserved", u32), ("decisions", u64),
+        ("shape", u32), ("origin", u32), ("foreign", u32), ("context", u32), ("decisions", u64),
         ("made", u64), ("staged", u64), ("staged_bytes", u64 * MAX_INPUTS),
         ("lineage", (u64 * MAX_INPUTS) * MAX_STAGES), ("newer", u64 * MAX_INPUTS),
     ]  # fmt: skip
