@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .contract import Contract, OutputSpec, Rate, StageSpec
+from .contract import Contract, OutputSpec, Rate, ShapeKey, StageSpec
 from .errors import StaleStateError
 
 
@@ -181,6 +181,15 @@ class Ledger:
         made, lost = self._made, self._made if stages is None else set(stages)
         self.told, self.replayed = None, frozenset()
         self._made = {name: epochs for name, epochs in made.items() if name not in lost}
+
+    def reshape(self, old: ShapeKey | None, new: ShapeKey) -> None:
+        """Another shape is in use: what it is not made for is lost, and values that were checked
+        by other bounds count as unwritten.
+        """
+        bound = self._contract.bound
+        inputs = self._contract.inputs
+        self.tear([s.name for s in inputs if bound(old, s.buffer) != bound(new, s.buffer)])
+        self.forget(self._contract.of_shape)
 
     def announced(self, names: Iterable[str]) -> bool:
         """Whether a new value of any of ``names`` is known but not yet in its window."""

@@ -166,14 +166,15 @@ class Session:
         self._write(checked, self._shape(), self._host.seen_in(checked, self.contract))
 
     def select_shape(self, shape: ShapeKey) -> None:
-        """Use a captured shape; retained values of another shape, no history, are forgotten."""
+        """Use a captured shape; retained values of another shape, no history, are forgotten, and
+        inputs that have other bounds in this one count as unwritten.
+        """
         if shape not in self.contract.shapes:
-            raise ShapeKeyError(
-                "shape", expected=f"one of {[str(key) for key in self.contract.shapes]}", got=shape
-            )
+            known = [str(key) for key in self.contract.shapes]
+            raise ShapeKeyError("shape", expected=f"one of {known}", got=shape)
         self.engine.admit(self)
         if shape != self._host.shape:
-            self.ledger.forget(self.contract.of_shape)
+            self.ledger.reshape(self._host.shape, shape)
             self._host = replace(self._host, shape=shape, staged={})
 
     def run(self, stage: str, *, allow_stale: bool = False) -> dict[str, float]:

@@ -58,6 +58,11 @@ typedef struct flashrt_shelf {
   flashrt_held held;
 } flashrt_shelf;
 
+/* Whole numbers that an input may hold, both ends too. */
+typedef struct flashrt_range {
+  int64_t lowest, highest;
+} flashrt_range;
+
 typedef struct flashrt_program {
   flashrt_graph graph;
   const uint64_t *events; /* CUevent: one before the first stage and one behind each */
@@ -90,6 +95,7 @@ typedef struct flashrt_handover {
   const flashrt_shape *shape;
   const flashrt_buffer *buffer; /* [sets][buffers] */
   const flashrt_input *input;
+  const flashrt_range *range; /* [shapes][inputs] */
   const flashrt_output *output;
   const flashrt_stage *stage;
   const flashrt_region *region;

@@ -12,6 +12,11 @@ void Ledger::written(uint32_t input) {
   seat_.announced &= ~bit(input);
 }
 
+void Ledger::tear(uint32_t input) {
+  seat_.epochs[input] = ++seat_.clock;
+  seat_.announced |= bit(input);
+}
+
 void Ledger::ran(uint32_t stage) {
   flashrt_held &held = seat_.held;
   uint64_t lineage[FLASHRT_MAX_INPUTS] = {};

@@ -15,6 +15,8 @@ class Ledger {
 
   // The window of `input` holds a new value.
   void written(uint32_t input);
+  // The window of `input` does not hold its newest value.
+  void tear(uint32_t input);
   // `stage` has replayed on the current windows and its prerequisites' results.
   void ran(uint32_t stage);
   // What the context was made with, now that the stages of `stages` have run: once it is told, nothing that

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ..specs import DType, Rate, Role, Update
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 HANDOVER_VERSION = 5
 NONE = 0xFFFFFFFF
 MAX_RANK, MAX_STAGES, MAX_INPUTS, NAME_BYTES = 8, 16, 32, 256
@@ -95,7 +95,8 @@ class Input(Record):
     _fields_: ClassVar[Fields] = [
         ("struct_size", u32), ("buffer", u32), ("dtype", u32), ("rank", u32), ("update", u32),
         ("rate", u32), ("transform", u32), ("shorter", u32), ("name", c_char_p),
-        ("unit", c_char_p), ("bytes", u64), ("shape", u64 * MAX_RANK),
+        ("unit", c_char_p), ("bytes", u64), ("shape", u64 * MAX_RANK), ("lowest", c_int64),
+        ("highest", c_int64),
     ]  # fmt: skip
 
 
@@ -183,6 +184,12 @@ class Shelf(ctypes.Structure):
     ]  # fmt: skip
 
 
+class RangeRecord(ctypes.Structure):
+    """``flashrt_range``."""
+
+    _fields_: ClassVar[Fields] = [("lowest", c_int64), ("highest", c_int64)]
+
+
 class ProgramRecord(ctypes.Structure):
     """``flashrt_program``."""
 
@@ -219,7 +226,8 @@ class Handover(ctypes.Structure):
         ("outputs", u32), ("stages", u32), ("regions", u32), ("slots", u32), ("seats", u32),
         ("sets", u32), ("programs", u32), ("policy", c_char_p), ("digest", c_char_p),
         ("identity", c_char_p), ("shape", POINTER(Shape)), ("buffer", POINTER(Buffer)),
-        ("input", POINTER(Input)), ("output", POINTER(Output)), ("stage", POINTER(Stage)),
+        ("input", POINTER(Input)), ("range", POINTER(RangeRecord)),
+        ("output", POINTER(Output)), ("stage", POINTER(Stage)),
         ("region", POINTER(Region)), ("program", POINTER(ProgramRecord)),
         ("transfer", POINTER(TransferRecord)),
         ("shelf", POINTER(Shelf)), ("seat", POINTER(Seat)), ("resident", POINTER(u32)),
@@ -232,6 +240,6 @@ class Handover(ctypes.Structure):
 #: In the order in which the library tells the sizes of its own.
 ALL = (
     Info, FingerprintRecord, Stream, Shape, Graph, Buffer, Input, Output, Stage, Region, Slot,
-    State, Report, Held, Seat, Shelf, ProgramRecord, PieceRecord, TransferRecord,
+    State, Report, Held, Seat, Shelf, RangeRecord, ProgramRecord, PieceRecord, TransferRecord,
     Handover,
 )  # fmt: skip
