@@ -158,13 +158,17 @@ class Ledger:
         self._epoch = {**self._contract.absent, **known} if known else self._contract.absent
 
     def ran(self, stage: StageSpec) -> None:
-        """``stage`` has replayed on the current windows and its prerequisites' values."""
+        """``stage`` has replayed on the current windows and its prerequisites' values. What is made
+        of an old value of an input and of a new one is as old as the old one.
+        """
         lineage: dict[str, int] = {}
         for name in stage.requires:
-            lineage.update(self._made[name])
+            for source, made in self._made[name].items():
+                if made < lineage.setdefault(source, made):
+                    lineage[source] = made
         for spec in self._contract.inputs_of(stage):
             epoch = self._epoch[spec.name]
-            if epoch is not None:
+            if epoch is not None and epoch < lineage.setdefault(spec.name, epoch):
                 lineage[spec.name] = epoch
         self.told = None
         self._made = {**self._made, stage.name: lineage}

@@ -20,14 +20,15 @@ void Ledger::tear(uint32_t input) {
 void Ledger::ran(uint32_t stage) {
   flashrt_held &held = seat_.held;
   uint64_t lineage[FLASHRT_MAX_INPUTS] = {};
+  const auto made_from = [&lineage](uint32_t input, uint64_t epoch) {
+    if (epoch != 0 && (lineage[input] == 0 || epoch < lineage[input])) lineage[input] = epoch;
+  };
   for (uint32_t before = 0; before < plan_.stages; ++before) {
     if (!has(plan_.stage[stage].requires_stages, before)) continue;
-    for (uint32_t input = 0; input < plan_.inputs; ++input) {
-      if (held.lineage[before][input] != 0) lineage[input] = held.lineage[before][input];
-    }
+    for (uint32_t input = 0; input < plan_.inputs; ++input) made_from(input, held.lineage[before][input]);
   }
   for (uint32_t input = 0; input < plan_.inputs; ++input) {
-    if (has(plan_.stage[stage].reads_inputs, input) && seat_.epochs[input] != 0) lineage[input] = seat_.epochs[input];
+    if (has(plan_.stage[stage].reads_inputs, input)) made_from(input, seat_.epochs[input]);
   }
   std::memcpy(held.lineage[stage], lineage, sizeof lineage);
   held.made |= bit(stage);

@@ -17,7 +17,8 @@ class Ledger {
   void written(uint32_t input);
   // The window of `input` does not hold its newest value.
   void tear(uint32_t input);
-  // `stage` has replayed on the current windows and its prerequisites' results.
+  // `stage` has replayed on the current windows and its prerequisites' results. What is made of an old value of
+  // an input and of a new one is as old as the old one.
   void ran(uint32_t stage);
   // What the context was made with, now that the stages of `stages` have run: once it is told, nothing that
   // becomes stale behind it changes that.

@@ -167,7 +167,8 @@ typedef struct flashrt_input {
   const char *unit;
   uint64_t bytes;
   uint64_t shape[FLASHRT_MAX_RANK];
-  /* Version 2: the whole numbers that it takes in the shape in use; INT64_MIN and INT64_MAX: all, or no shape. */
+  /* Version 2: the whole numbers that it takes in the shape in use, both ends too; INT64_MIN and INT64_MAX
+   * where it takes all, or no shape is in use. */
   int64_t lowest, highest;
 } flashrt_input;
 
