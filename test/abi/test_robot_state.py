@@ -214,3 +214,15 @@ def test_staged_tokens_again_leave_what_was_seen(main: Session) -> None:
         assert host.decide() == api.OK
     assert main.prompt == "", "which of both they are, nobody told"
     of(main, 9)
+
+
+def test_another_engine_knows_nothing(main: Session) -> None:
+    target = toy.engine().create_session("target", seed=7, prompt="b")
+    with main.export() as export, target.export() as other:
+        Host(export).fork("branch", into=Host(other))
+    there = target.engine.session("branch")
+    of(there, None)
+    there.set_prompt("ab")
+    there.decide(see(5))
+    of(there, 5)
+    of(main, 3)
