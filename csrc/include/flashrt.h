@@ -261,8 +261,9 @@ FLASHRT_API flashrt_status flashrt_select_shape(flashrt_session *session, uint32
 
 /* Keep a value for the next replay: all bytes of the input, or fewer where it may be shorter; its numbers
  * are finite, and whole ones in the range that flashrt_input gives. What was made from an older value is
- * stale from now on. The same bytes again for a staged input change nothing. Once a replay has taken it, it counts until another session of the same working set has
- * replayed: then it is written again, or E_UNWRITTEN. E_INDEX, E_BYTES, E_INPUT. */
+ * stale from now on. The same bytes again for a staged input change nothing. Once a replay has taken it,
+ * it counts until another session of the same working set has replayed: then it is written again, or
+ * E_UNWRITTEN. E_INDEX, E_BYTES, E_INPUT. */
 FLASHRT_API flashrt_status flashrt_write_input(flashrt_session *session, uint32_t input, const void *data,
                                                uint64_t bytes);
 

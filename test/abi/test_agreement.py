@@ -91,7 +91,7 @@ class Twins:
 
 
 def step(twins: Twins, draw: np.random.Generator) -> None:
-    kind = draw.integers(0, 11)
+    kind = draw.integers(0, 12)
     python, host, name = twins.python, twins.host, str(draw.choice(NAMES))
     stale = bool(draw.integers(0, 2))
     noise = noise_for(int(draw.integers(0, 3)), 0, (2, 3))
@@ -129,6 +129,10 @@ def step(twins: Twins, draw: np.random.Generator) -> None:
             lambda: host.try_read(flags=int(stale))[0],
         )
         assert not read or np.array_equal(read[0], host.try_read(flags=1)[1])
+    elif kind == 10:
+        index = int(draw.integers(0, 4) == 0)  # the large one now and then
+        host.do("select_shape", index)
+        python.select_shape(python.contract.shapes[index])
     else:
         store = twins.engines[0].store
         twins.both(lambda: store.drop(name), lambda: host.call("drop", name.encode()))
@@ -143,7 +147,12 @@ def made_with(host: HostState) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_order(library_path: Any, driver: FakeCuda, kind: str, seed: int) -> None:
+def test_any_order(
+    library_path: Any, driver: FakeCuda, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    bounds = {toy.SMALL: {"tokens": range(120)}, toy.LARGE: {"tokens": range(130)}}
+    bounded = toy.changed(toy.contract(), bounds=bounds)
+    monkeypatch.setattr(toy, "contract", lambda: bounded)
     twins = Twins(LentCuda(driver) if kind == "cuda" else None, sets=1 + seed % 2)
     draw = np.random.default_rng(seed)
     for index in range(250):
