@@ -143,6 +143,10 @@ class Contract:
         names = {stage.name, *_upstream(self, stage)}
         return frozenset(spec.name for name in names for spec in self._inputs_of[name])
 
+    def bound(self, shape: ShapeKey | None, buffer: str) -> range | None:
+        """Whole numbers that may be in a buffer in a shape; None: all, or in no shape yet."""
+        return None if shape is None else self.bounds.get(shape, {}).get(buffer)
+
     def shape_for(self, *, views: int, prompt_tokens: int, horizon: int, steps: int) -> ShapeKey:
         """The captured shape with the smallest prompt bucket that holds ``prompt_tokens``.
 

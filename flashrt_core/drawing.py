@@ -151,13 +151,12 @@ def checked_values(
     """Values of inputs as :func:`checked_value` wants them, whole numbers within the bounds of
     ``shape``; those that are ``known`` were right.
     """
-    bounds = contract.bounds.get(shape, {}) if shape is not None else {}
     checked = {}
     for name, value in values.items():
         spec = contract.input(name)
         if value is not known.get(name):
             value = checked_value(spec, value)
-            check_bounds(spec, value, bounds.get(spec.buffer))
+            check_bounds(spec, value, contract.bound(shape, spec.buffer))
         checked[name] = value
     return checked
 

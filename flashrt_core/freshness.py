@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .contract import Contract, OutputSpec, Rate, StageSpec
+from .contract import Contract, OutputSpec, Rate, ShapeKey, StageSpec
 from .errors import StaleStateError
 
 
@@ -56,12 +56,16 @@ class Lineage:
 
     def current(self, contract: Contract) -> bool:
         """Whether what the last stage decides on is there, and made from the newest inputs."""
-        last = contract.decision_stages[-1]
-        if not self.newer:
-            return all(stage in self.made for stage in last.requires)
-        context = [name for name in last.requires if not contract.stage(name).transform]
-        stages = context or [last.name]
-        return all(stage in self.made and not self.older(stage) for stage in stages)
+        return all(
+            stage in self.made and not self.older(stage) for stage in context_stages(contract)
+        )
+
+
+def context_stages(contract: Contract) -> list[str]:
+    """Those that make what the last stage decides on; itself where nothing else does."""
+    last = contract.decision_stages[-1]
+    context = [name for name in last.requires if not contract.stage(name).transform]
+    return context or [last.name]
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,17 @@ class Ledger:
         self._epoch = {**self._contract.absent, **known} if known else self._contract.absent
 
     def ran(self, stage: StageSpec) -> None:
-        """``stage`` has replayed on the current windows and its prerequisites' values."""
+        """``stage`` has replayed on the current windows and its prerequisites' values. What is made
+        of an old value of an input and of a new one is as old as the old one.
+        """
         lineage: dict[str, int] = {}
         for name in stage.requires:
-            lineage.update(self._made[name])
+            for source, made in self._made[name].items():
+                if made < lineage.setdefault(source, made):
+                    lineage[source] = made
         for spec in self._contract.inputs_of(stage):
             epoch = self._epoch[spec.name]
-            if epoch is not None:
+            if epoch is not None and epoch < lineage.setdefault(spec.name, epoch):
                 lineage[spec.name] = epoch
         self.told = None
         self._made = {**self._made, stage.name: lineage}
@@ -177,6 +185,15 @@ class Ledger:
         made, lost = self._made, self._made if stages is None else set(stages)
         self.told, self.replayed = None, frozenset()
         self._made = {name: epochs for name, epochs in made.items() if name not in lost}
+
+    def reshape(self, old: ShapeKey | None, new: ShapeKey) -> None:
+        """Another shape is in use: what it is not made for is lost, and values that were checked
+        by other bounds count as unwritten.
+        """
+        bound = self._contract.bound
+        inputs = self._contract.inputs
+        self.tear([s.name for s in inputs if bound(old, s.buffer) != bound(new, s.buffer)])
+        self.forget(self._contract.of_shape)
 
     def announced(self, names: Iterable[str]) -> bool:
         """Whether a new value of any of ``names`` is known but not yet in its window."""

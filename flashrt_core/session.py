@@ -166,14 +166,15 @@ class Session:
         self._write(checked, self._shape(), self._host.seen_in(checked, self.contract))
 
     def select_shape(self, shape: ShapeKey) -> None:
-        """Use a captured shape; retained values of another shape, no history, are forgotten."""
+        """Use a captured shape; retained values of another shape, no history, are forgotten, and
+        inputs that have other bounds in this one count as unwritten.
+        """
         if shape not in self.contract.shapes:
-            raise ShapeKeyError(
-                "shape", expected=f"one of {[str(key) for key in self.contract.shapes]}", got=shape
-            )
+            known = [str(key) for key in self.contract.shapes]
+            raise ShapeKeyError("shape", expected=f"one of {known}", got=shape)
         self.engine.admit(self)
         if shape != self._host.shape:
-            self.ledger.forget(self.contract.of_shape)
+            self.ledger.reshape(self._host.shape, shape)
             self._host = replace(self._host, shape=shape, staged={})
 
     def run(self, stage: str, *, allow_stale: bool = False) -> dict[str, float]:
@@ -187,10 +188,8 @@ class Session:
         self.past.check_alone(f"stage {stage!r} by itself", harmless=spec.transform)
         self.engine.admit(self)
         self.ledger.check(spec, allow_stale=allow_stale)
-        took = self.engine.replay(self, (spec,), self._shape())
-        if spec.name in self.contract.decision_stages[-1].requires and not spec.transform:
-            self._host = self.host_state().settled(self.contract)
-        return took
+        self._host = self.host_state().before(spec, self.contract)
+        return self.engine.replay(self, (spec,), self._shape())
 
     def decide(
         self,
@@ -252,6 +251,7 @@ class Session:
         self._write_guidance(previous, context.robot_state)
         stage = self.contract.decision_stages[-1]
         self.ledger.check(stage, allow_stale=allow_stale)
+        self._host = context.before(stage, self.contract)
         return self._finish(self._replay((stage,)))
 
     def read(self, output: str, *, allow_stale: bool = False) -> Array:

@@ -183,6 +183,7 @@ flashrt_status Engine::fork(Engine &from, uint32_t index, const char *capsule, E
   if (!same) {  // what Python's side of the other engine knows is not known here
     seat.held.origin = FLASHRT_NONE;
     seat.held.foreign = FLASHRT_FOREIGN_PROMPT | FLASHRT_FOREIGN_OBSERVATION;
+    seat.held.context = FLASHRT_CONTEXT_UNKNOWN;
   }
   seat.parked = held.made != 0;
   to.copy_staged(seat.staged_block, shelf != nullptr ? shelf->staged_block : parent.staged_block);

@@ -146,10 +146,22 @@ flashrt_status Engine::select_shape(uint32_t index, uint32_t shape) {
   flashrt_seat &seat = plan_.seat[index];
   if (seat.held.shape == shape) return FLASHRT_OK;
   FLASHRT_TRY(admit(index));
+  for (uint32_t input = 0; input < plan_.inputs; ++input) {
+    const flashrt_range before = range(index, input), now = plan_.range[shape * plan_.inputs + input];
+    if (before.lowest == now.lowest && before.highest == now.highest) continue;
+    ledger(index).tear(input);  // its value was checked by the other one
+    desks_[index].pending &= ~bit(input);
+  }
   seat.held.shape = shape;
   seat.held.staged = 0;
   ledger(index).forget();
   return FLASHRT_OK;
+}
+
+flashrt_range Engine::range(uint32_t seat, uint32_t input) const {
+  const uint32_t shape = plan_.seat[seat].held.shape;
+  if (shape == FLASHRT_NONE) return {INT64_MIN, INT64_MAX};
+  return plan_.range[shape * plan_.inputs + input];
 }
 
 flashrt_status Engine::admit(uint32_t index, uint32_t shelf) {
@@ -220,7 +232,8 @@ uint32_t flashrt_handover_sizes(uint32_t *sizes, uint32_t room) {
       sizeof(flashrt_graph),  sizeof(flashrt_buffer),      sizeof(flashrt_input),  sizeof(flashrt_output),
       sizeof(flashrt_stage),  sizeof(flashrt_region),      sizeof(flashrt_slot),   sizeof(flashrt_state),
       sizeof(flashrt_report), sizeof(flashrt_held),        sizeof(flashrt_seat),   sizeof(flashrt_shelf),
-      sizeof(flashrt_program), sizeof(flashrt_piece),      sizeof(flashrt_transfer), sizeof(flashrt_handover)};
+      sizeof(flashrt_range),  sizeof(flashrt_program),     sizeof(flashrt_piece),  sizeof(flashrt_transfer),
+      sizeof(flashrt_handover)};
   const uint32_t count = sizeof found / sizeof found[0];
   for (uint32_t index = 0; sizes != nullptr && index < count && index < room; ++index) sizes[index] = found[index];
   return count;

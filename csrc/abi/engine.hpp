@@ -53,6 +53,8 @@ class Engine {
   const flashrt_handover &plan() const { return plan_; }
   std::mutex &lock() { return lock_; }
   const flashrt_seat &seat(uint32_t index) const { return plan_.seat[index]; }
+  // Of an input, in the shape that a session uses.
+  flashrt_range range(uint32_t seat, uint32_t input) const;
   uint32_t find_shelf(const char *name) const;
   uint32_t validity(uint32_t seat, uint32_t stage) const { return ledger(seat).validity(stage); }
 

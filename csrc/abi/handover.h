@@ -14,16 +14,19 @@
 extern "C" {
 #endif
 
-#define FLASHRT_HANDOVER_VERSION 4u
+#define FLASHRT_HANDOVER_VERSION 5u
 enum { FLASHRT_COPY_PIECES = 8, FLASHRT_COPY_THREADS = 512 };
+/* What of Python's host state the host has overwritten: the text of the prompt, what was seen last. */
 enum { FLASHRT_FOREIGN_PROMPT = 1, FLASHRT_FOREIGN_OBSERVATION = 2 };
+/* What the context was made with: what that host state says, what was seen last there, nothing that is known. */
+enum { FLASHRT_CONTEXT_ORIGIN = 0, FLASHRT_CONTEXT_SEEN = 1, FLASHRT_CONTEXT_UNKNOWN = 2 };
 
 /* What a session knows outside the buffers, and a capsule holds beside the bytes of its regions. */
 typedef struct flashrt_held {
   uint32_t shape;
   uint32_t origin;  /* which of Python's host states it began as; FLASHRT_NONE: of none */
-  uint32_t foreign; /* what of that the host has overwritten since: FLASHRT_FOREIGN_... */
-  uint32_t reserved;
+  uint32_t foreign; /* FLASHRT_FOREIGN_... */
+  uint32_t context; /* FLASHRT_CONTEXT_... */
   uint64_t decisions;
   uint64_t made;   /* bit i: a result of stage i is retained */
   uint64_t staged; /* bit i: the value of input i behind that result is in the staged block */
@@ -54,6 +57,11 @@ typedef struct flashrt_shelf {
   flashrt_slot slot;
   flashrt_held held;
 } flashrt_shelf;
+
+/* Whole numbers that an input may hold, both ends too. */
+typedef struct flashrt_range {
+  int64_t lowest, highest;
+} flashrt_range;
 
 typedef struct flashrt_program {
   flashrt_graph graph;
@@ -87,6 +95,7 @@ typedef struct flashrt_handover {
   const flashrt_shape *shape;
   const flashrt_buffer *buffer; /* [sets][buffers] */
   const flashrt_input *input;
+  const flashrt_range *range; /* [shapes][inputs] */
   const flashrt_output *output;
   const flashrt_stage *stage;
   const flashrt_region *region;

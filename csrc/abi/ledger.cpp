@@ -12,20 +12,54 @@ void Ledger::written(uint32_t input) {
   seat_.announced &= ~bit(input);
 }
 
+void Ledger::tear(uint32_t input) {
+  seat_.epochs[input] = ++seat_.clock;
+  seat_.announced |= bit(input);
+}
+
 void Ledger::ran(uint32_t stage) {
   flashrt_held &held = seat_.held;
   uint64_t lineage[FLASHRT_MAX_INPUTS] = {};
+  const auto made_from = [&lineage](uint32_t input, uint64_t epoch) {
+    if (epoch != 0 && (lineage[input] == 0 || epoch < lineage[input])) lineage[input] = epoch;
+  };
   for (uint32_t before = 0; before < plan_.stages; ++before) {
     if (!has(plan_.stage[stage].requires_stages, before)) continue;
-    for (uint32_t input = 0; input < plan_.inputs; ++input) {
-      if (held.lineage[before][input] != 0) lineage[input] = held.lineage[before][input];
-    }
+    for (uint32_t input = 0; input < plan_.inputs; ++input) made_from(input, held.lineage[before][input]);
   }
   for (uint32_t input = 0; input < plan_.inputs; ++input) {
-    if (has(plan_.stage[stage].reads_inputs, input) && seat_.epochs[input] != 0) lineage[input] = seat_.epochs[input];
+    if (has(plan_.stage[stage].reads_inputs, input)) made_from(input, seat_.epochs[input]);
   }
   std::memcpy(held.lineage[stage], lineage, sizeof lineage);
   held.made |= bit(stage);
+}
+
+void Ledger::settle(uint64_t stages) {
+  flashrt_held &held = seat_.held;
+  const uint64_t context = context_stages();
+  bool current = true;
+  for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
+    if (has(context, stage)) current = current && validity(stage) == FLASHRT_CURRENT;
+  }
+  if (current) {
+    const bool seen = (held.foreign & FLASHRT_FOREIGN_OBSERVATION) == 0;
+    held.context = seen ? FLASHRT_CONTEXT_SEEN : FLASHRT_CONTEXT_UNKNOWN;
+  } else if ((stages & context) != 0) {
+    held.context = FLASHRT_CONTEXT_UNKNOWN;  // of old and new
+  }
+}
+
+uint64_t Ledger::context_stages() const {
+  uint64_t found = 0, transforms = 0;
+  for (uint32_t stage = 0; stage < plan_.stages; ++stage) {
+    if (plan_.stage[stage].transform != 0) {
+      transforms |= bit(stage);
+      continue;
+    }
+    found = plan_.stage[stage].requires_stages & ~transforms;
+    if (found == 0) found = bit(stage);
+  }
+  return found;
 }
 
 void Ledger::note(flashrt_held &held) const {

@@ -15,8 +15,14 @@ class Ledger {
 
   // The window of `input` holds a new value.
   void written(uint32_t input);
-  // `stage` has replayed on the current windows and its prerequisites' results.
+  // The window of `input` does not hold its newest value.
+  void tear(uint32_t input);
+  // `stage` has replayed on the current windows and its prerequisites' results. What is made of an old value of
+  // an input and of a new one is as old as the old one.
   void ran(uint32_t stage);
+  // What the context was made with, now that the stages of `stages` have run: once it is told, nothing that
+  // becomes stale behind it changes that.
+  void settle(uint64_t stages);
   // Nothing retained can be trusted: a replay failed, or the shape changed.
   void forget() { seat_.held.made = 0; }
   // What has changed since something was made from it, for who goes on from `held` without the windows.
@@ -36,6 +42,8 @@ class Ledger {
   bool due(uint32_t transform) const;
 
  private:
+  // Those that make what the last stage of a decision acts on; itself where nothing else does.
+  uint64_t context_stages() const;
   // An input that has changed since `stage` ran; FLASHRT_NONE if there is none.
   uint32_t newer(uint32_t stage) const;
 

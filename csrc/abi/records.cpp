@@ -144,8 +144,17 @@ flashrt_status flashrt_get_buffer(flashrt_session *session, uint32_t index, flas
   }
 
 FLASHRT_TABLE(shape, shape, shapes)
-FLASHRT_TABLE(input, input, inputs)
 FLASHRT_TABLE(output, output, outputs)
+
+flashrt_status flashrt_get_input(flashrt_session *session, uint32_t index, flashrt_input *out) {
+  return record(session, out, "flashrt_input", [&](Engine &engine, flashrt_input &own) -> flashrt_status {
+    FLASHRT_TRY(flashrt::check_index("input", index, engine.plan().inputs));
+    own = engine.plan().input[index];
+    const flashrt_range range = engine.range(session->seat, index);
+    own.lowest = range.lowest, own.highest = range.highest;
+    return FLASHRT_OK;
+  });
+}
 
 flashrt_status flashrt_get_stage(flashrt_session *session, uint32_t index, flashrt_stage *out) {
   return record(session, out, "flashrt_stage", [&](Engine &engine, flashrt_stage &own) -> flashrt_status {

@@ -38,6 +38,53 @@ uint64_t first_not_finite(uint32_t dtype, const uint8_t *data, uint64_t bytes) {
   return count;
 }
 
+template <typename Number>
+uint64_t first_outside(const flashrt_range &range, const uint8_t *data, uint64_t count, int64_t &value) {
+  for (uint64_t index = 0; index < count; ++index) {
+    Number found;
+    std::memcpy(&found, data + index * sizeof found, sizeof found);
+    value = found;
+    if (value < range.lowest || value > range.highest) return index;
+  }
+  return count;
+}
+
+// The first whole number that is out of range and its value, or `count`.
+uint64_t first_outside(const flashrt_range &range, uint32_t dtype, const uint8_t *data, uint64_t count, int64_t &value) {
+  if (range.lowest == INT64_MIN && range.highest == INT64_MAX) return count;
+  switch (dtype) {
+    case FLASHRT_I8: return first_outside<int8_t>(range, data, count, value);
+    case FLASHRT_U8: return first_outside<uint8_t>(range, data, count, value);
+    case FLASHRT_I32: return first_outside<int32_t>(range, data, count, value);
+    case FLASHRT_I64: return first_outside<int64_t>(range, data, count, value);
+    default: return count;
+  }
+}
+
+flashrt_status check_value(const flashrt_input &spec, const flashrt_range &range, const uint8_t *data, uint64_t bytes) {
+  const bool fits = spec.shorter != 0 ? bytes > 0 && bytes <= spec.bytes && bytes % item_bytes(spec.dtype) == 0
+                                      : bytes == spec.bytes;
+  if (!fits) {
+    return fail(FLASHRT_E_BYTES, "input '%s': expected %s%llu bytes, got %llu", spec.name,
+                spec.shorter != 0 ? "at most " : "", static_cast<unsigned long long>(spec.bytes),
+                static_cast<unsigned long long>(bytes));
+  }
+  const uint64_t count = bytes / item_bytes(spec.dtype);
+  const uint64_t bad = first_not_finite(spec.dtype, data, bytes);
+  if (bad != count) {
+    return fail(FLASHRT_E_INPUT, "input '%s': expected finite values, got NaN or infinity at element %llu", spec.name,
+                static_cast<unsigned long long>(bad));
+  }
+  int64_t value = 0;
+  const uint64_t outside = first_outside(range, spec.dtype, data, count, value);
+  if (outside != count) {
+    return fail(FLASHRT_E_INPUT, "input '%s': expected %lld..%lld, got %lld at element %llu", spec.name,
+                static_cast<long long>(range.lowest), static_cast<long long>(range.highest),
+                static_cast<long long>(value), static_cast<unsigned long long>(outside));
+  }
+  return FLASHRT_OK;
+}
+
 using Clock = std::chrono::steady_clock;
 
 double since_us(Clock::time_point start) {
@@ -53,37 +100,29 @@ flashrt_status Engine::write(uint32_t index, uint32_t input, const uint8_t *data
   if (spec.update == FLASHRT_UPDATE_SETUP) {
     return fail(FLASHRT_E_INPUT, "input '%s': expected one that may change, got one of the set-up", spec.name);
   }
-  const bool fits = spec.shorter != 0 ? bytes > 0 && bytes <= spec.bytes && bytes % item_bytes(spec.dtype) == 0
-                                      : bytes == spec.bytes;
-  if (!fits) {
-    return fail(FLASHRT_E_BYTES, "input '%s': expected %s%llu bytes, got %llu", spec.name,
-                spec.shorter != 0 ? "at most " : "", static_cast<unsigned long long>(spec.bytes),
-                static_cast<unsigned long long>(bytes));
-  }
-  const uint64_t bad = first_not_finite(spec.dtype, data, bytes);
-  if (bad != bytes / item_bytes(spec.dtype)) {
-    return fail(FLASHRT_E_INPUT, "input '%s': expected finite values, got NaN or infinity at element %llu", spec.name,
-                static_cast<unsigned long long>(bad));
-  }
+  FLASHRT_TRY(check_value(spec, range(index, input), data, bytes));
   flashrt_seat &seat = plan_.seat[index];
   Desk &desk = desks_[index];
+  bool shown = spec.rate != FLASHRT_RATE_CHUNK;  // it may show something that Python has not seen
   if (spec.update == FLASHRT_UPDATE_STAGED) {
     const uint64_t reads = plan_.stage[spec.transform].reads_inputs;
+    const bool same = has(seat.held.staged, input) && seat.held.staged_bytes[input] == bytes &&
+                      std::memcmp(seat.staged_block + staged_place_[input], data, bytes) == 0;
     const bool kept = has(seat.held.made, spec.transform) && (seat.held.staged & reads) == reads &&
                       (seat.announced & reads) == 0;
-    if (kept && seat.held.staged_bytes[input] == bytes &&
-        std::memcmp(seat.staged_block + staged_place_[input], data, bytes) == 0) {
+    if (kept && same) {
       desk.vouched |= bit(input);  // the retained product is already that of this value
       return FLASHRT_OK;
     }
     if (kept) bring_vouched(index, reads & ~bit(input));
     seat.held.staged &= ~bit(input);  // until the transform has run, the product is of neither value
+    shown = shown && !same;
   }
   std::memcpy(desk.inputs + input_place_[input], data, bytes);
   desk.lengths[input] = bytes;
   desk.pending |= bit(input);
   if (spec.rate == FLASHRT_RATE_PROMPT) seat.held.foreign |= FLASHRT_FOREIGN_PROMPT;
-  if (spec.rate == FLASHRT_RATE_OBSERVATION) seat.held.foreign |= FLASHRT_FOREIGN_OBSERVATION;
+  if (shown) seat.held.foreign |= FLASHRT_FOREIGN_OBSERVATION;
   ledger(index).written(input);
   return FLASHRT_OK;
 }
@@ -163,6 +202,7 @@ flashrt_status Engine::replay(uint32_t index, uint64_t stages, flashrt_report *r
     ledger(index).ran(stage);
     if (plan_.stage[stage].transform != 0) keep_staged(index, stage);
   }
+  ledger(index).settle(stages);
   desk.fetched |= made;
   if (report != nullptr) report->stages |= stages;
   return FLASHRT_OK;

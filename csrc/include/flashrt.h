@@ -17,7 +17,8 @@
  *
  * Versions. Every record begins with struct_size, which the caller sets to sizeof of the record it was
  * compiled with. Fields are only appended, so the library fills the part that both know and sets
- * struct_size to the bytes that it filled. A size below that of the first version is refused.
+ * struct_size to the bytes that it filled. A size below that of the first version is refused. Fields say
+ * which version of the library brought them; flashrt_abi_version tells that of the one that is loaded.
  *
  * Indices count from 0 in the order of the records; names are looked up with flashrt_find.
  */
@@ -36,7 +37,7 @@
 extern "C" {
 #endif
 
-#define FLASHRT_ABI_VERSION 1u
+#define FLASHRT_ABI_VERSION 2u
 #define FLASHRT_NONE UINT32_MAX /* an index of nothing */
 #define FLASHRT_MAX_RANK 8
 #define FLASHRT_MAX_STAGES 16
@@ -60,7 +61,7 @@ enum {
   FLASHRT_E_FINGERPRINT = -7,    /* state of another plan */
   FLASHRT_E_CLOSED = -8,         /* the handle was closed, or Python has taken the session back */
   FLASHRT_E_VERSION = -9,        /* the two halves of the package are of different versions */
-  FLASHRT_E_INPUT = -11,         /* a value that its input cannot take: NaN, or any after set-up */
+  FLASHRT_E_INPUT = -11,         /* a value that its input cannot take: NaN, out of range, any after set-up */
   FLASHRT_E_STALE = -12,         /* a stage would act on results made from older inputs, or on none */
   FLASHRT_E_SHAPE = -13,         /* no shape in use, or one that was not captured */
   FLASHRT_E_DEVICE = -20,        /* the device failed; retained state is void */
@@ -166,6 +167,9 @@ typedef struct flashrt_input {
   const char *unit;
   uint64_t bytes;
   uint64_t shape[FLASHRT_MAX_RANK];
+  /* Version 2: the whole numbers that it takes in the shape in use, both ends too; INT64_MIN and INT64_MAX
+   * where it takes all, or no shape is in use. */
+  int64_t lowest, highest;
 } flashrt_input;
 
 typedef struct flashrt_output {
@@ -251,13 +255,15 @@ FLASHRT_API flashrt_status flashrt_get_slot(flashrt_session *session, uint32_t i
 FLASHRT_API flashrt_status flashrt_find(flashrt_session *session, uint32_t kind, const char *name,
                                         uint32_t *index);
 
-/* Use a captured shape. Retained results of another shape are forgotten. E_SHAPE. */
+/* Use a captured shape. Retained results of another shape are forgotten, and inputs that have another
+ * range in this one count as unwritten: write them behind this call. E_SHAPE. */
 FLASHRT_API flashrt_status flashrt_select_shape(flashrt_session *session, uint32_t shape);
 
-/* Keep a value for the next replay: all bytes of the input, or fewer where it may be shorter. What was
- * made from an older value is stale from now on. The same bytes again for a staged input change
- * nothing. Once a replay has taken it, it counts until another session of the same working set has
- * replayed: then it is written again, or E_UNWRITTEN. E_INDEX, E_BYTES, E_INPUT. */
+/* Keep a value for the next replay: all bytes of the input, or fewer where it may be shorter; its numbers
+ * are finite, and whole ones in the range that flashrt_input gives. What was made from an older value is
+ * stale from now on. The same bytes again for a staged input change nothing. Once a replay has taken it,
+ * it counts until another session of the same working set has replayed: then it is written again, or
+ * E_UNWRITTEN. E_INDEX, E_BYTES, E_INPUT. */
 FLASHRT_API flashrt_status flashrt_write_input(flashrt_session *session, uint32_t input, const void *data,
                                                uint64_t bytes);
 

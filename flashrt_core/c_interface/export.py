@@ -199,6 +199,7 @@ class Lent:
             shape=tables.array(records.Shape, tables.shape_records(contract)),
             buffer=tables.array(records.Buffer, buffers),
             input=tables.array(records.Input, tables.input_records(contract)),
+            range=tables.array(records.RangeRecord, tables.range_records(contract)),
             output=tables.array(records.Output, tables.output_records(contract)),
             stage=tables.array(records.Stage, tables.stage_records(contract)),
             region=tables.array(records.Region, regions),

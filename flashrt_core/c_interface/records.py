@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from ..specs import DType, Rate, Role, Update
 
-ABI_VERSION = 1
-HANDOVER_VERSION = 4
+ABI_VERSION = 2
+HANDOVER_VERSION = 5
 NONE = 0xFFFFFFFF
 MAX_RANK, MAX_STAGES, MAX_INPUTS, NAME_BYTES = 8, 16, 32, 256
 DEVICES = {"cpu": 1, "cuda": 2}
@@ -25,6 +25,7 @@ UPDATES = {kind: place for place, kind in enumerate(Update, 1)}
 RATES = {kind: place for place, kind in enumerate(Rate, 1)}
 PLACE_DEVICE, PLACE_HOST = 1, 2
 FOREIGN_PROMPT, FOREIGN_OBSERVATION = 1, 2
+CONTEXT_ORIGIN, CONTEXT_SEEN, CONTEXT_UNKNOWN = range(3)
 
 Fields = list[tuple[str, Any]]
 
@@ -94,7 +95,8 @@ class Input(Record):
     _fields_: ClassVar[Fields] = [
         ("struct_size", u32), ("buffer", u32), ("dtype", u32), ("rank", u32), ("update", u32),
         ("rate", u32), ("transform", u32), ("shorter", u32), ("name", c_char_p),
-        ("unit", c_char_p), ("bytes", u64), ("shape", u64 * MAX_RANK),
+        ("unit", c_char_p), ("bytes", u64), ("shape", u64 * MAX_RANK), ("lowest", c_int64),
+        ("highest", c_int64),
     ]  # fmt: skip
 
 
@@ -158,7 +160,7 @@ class Held(ctypes.Structure):
     """``flashrt_held``."""
 
     _fields_: ClassVar[Fields] = [
-        ("shape", u32), ("origin", u32), ("foreign", u32), ("reserved", u32), ("decisions", u64),
+        ("shape", u32), ("origin", u32), ("foreign", u32), ("context", u32), ("decisions", u64),
         ("made", u64), ("staged", u64), ("staged_bytes", u64 * MAX_INPUTS),
         ("lineage", (u64 * MAX_INPUTS) * MAX_STAGES), ("newer", u64 * MAX_INPUTS),
     ]  # fmt: skip
@@ -180,6 +182,12 @@ class Shelf(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("address", u64), ("staged_block", POINTER(c_uint8)), ("slot", Slot), ("held", Held),
     ]  # fmt: skip
+
+
+class RangeRecord(ctypes.Structure):
+    """``flashrt_range``."""
+
+    _fields_: ClassVar[Fields] = [("lowest", c_int64), ("highest", c_int64)]
 
 
 class ProgramRecord(ctypes.Structure):
@@ -218,7 +226,8 @@ class Handover(ctypes.Structure):
         ("outputs", u32), ("stages", u32), ("regions", u32), ("slots", u32), ("seats", u32),
         ("sets", u32), ("programs", u32), ("policy", c_char_p), ("digest", c_char_p),
         ("identity", c_char_p), ("shape", POINTER(Shape)), ("buffer", POINTER(Buffer)),
-        ("input", POINTER(Input)), ("output", POINTER(Output)), ("stage", POINTER(Stage)),
+        ("input", POINTER(Input)), ("range", POINTER(RangeRecord)),
+        ("output", POINTER(Output)), ("stage", POINTER(Stage)),
         ("region", POINTER(Region)), ("program", POINTER(ProgramRecord)),
         ("transfer", POINTER(TransferRecord)),
         ("shelf", POINTER(Shelf)), ("seat", POINTER(Seat)), ("resident", POINTER(u32)),
@@ -231,6 +240,6 @@ class Handover(ctypes.Structure):
 #: In the order in which the library tells the sizes of its own.
 ALL = (
     Info, FingerprintRecord, Stream, Shape, Graph, Buffer, Input, Output, Stage, Region, Slot,
-    State, Report, Held, Seat, Shelf, ProgramRecord, PieceRecord, TransferRecord,
+    State, Report, Held, Seat, Shelf, RangeRecord, ProgramRecord, PieceRecord, TransferRecord,
     Handover,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..capsule.state import NO_STAMPS, UNSEEN, HostState, frozen
+from ..capsule.state import UNMADE, UNSEEN, HostState, frozen
 from ..contract import Contract
 from ..devices.base import NUMPY_DTYPES
 from ..freshness import Lineage, Page
@@ -38,6 +38,7 @@ class Translator:
     def hold(self, host: HostState, held: records.Held, block: Any) -> None:
         """Put a host state into a record and a staged block."""
         held.origin, held.foreign = len(self._origins), 0
+        held.context = records.CONTEXT_ORIGIN
         self._origins.append(host)
         shape = host.shape
         held.shape = records.NONE if shape is None else self._contract.shapes.index(shape)
@@ -58,15 +59,17 @@ class Translator:
     def host(self, held: records.Held, block: Any, seat: records.Seat | None = None) -> HostState:
         """The host state that a record has become, in a capsule or in a seat."""
         origin = HostState() if held.origin == records.NONE else self._origins[held.origin]
+        if held.context != records.CONTEXT_ORIGIN:
+            seen = held.context == records.CONTEXT_SEEN
+            origin = replace(origin, **(origin.newest if seen else UNMADE))
         if held.foreign & records.FOREIGN_PROMPT:
             origin = replace(origin, prompt="")  # its tokens are known, its text is not
-        if held.foreign:  # also by tokens alone: they may spell out the state
-            made = {"stamp_ns": 0, "stamps_ns": NO_STAMPS, "robot_state": None}
-            origin = replace(origin, **made, **UNSEEN)
+        if held.foreign & records.FOREIGN_OBSERVATION:  # of tokens too: they may spell a state
+            origin = replace(origin, **UNSEEN)
         shapes = self._contract.shapes
-        lineage = self._lineage(held, held.newer if seat is None else seat.epochs)
         return replace(
-            origin.made_of(lineage, self._contract),
+            origin,
+            lineage=self._lineage(held, held.newer if seat is None else seat.epochs),
             shape=None if held.shape == records.NONE else shapes[held.shape],
             decisions=held.decisions,
             staged=self._staged(held, block),

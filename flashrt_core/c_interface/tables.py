@@ -75,6 +75,17 @@ def input_records(contract: Contract) -> list[records.Input]:
     ]
 
 
+def range_records(contract: Contract) -> list[records.RangeRecord]:
+    """The whole numbers that every input may hold, in one shape behind the other."""
+    everything = range(-(1 << 63), 1 << 63)
+    return [
+        records.RangeRecord(lowest=allowed[0], highest=allowed[-1])
+        for shape in contract.shapes
+        for spec in contract.inputs
+        for allowed in (contract.bound(shape, spec.buffer) or everything,)
+    ]
+
+
 def output_records(contract: Contract) -> list[records.Output]:
     """All outputs."""
     return [records.Output(**_window(contract, spec)) for spec in contract.outputs]

@@ -145,7 +145,7 @@ def check_regions(contract: Contract, name: str, host: HostState, payload: Array
     end = 0
     for region in contract.regions_at(host.shape, contract.age(host.turn)):
         begin, end = end, end + region.nbytes
-        if region.buffer in contract.bounds.get(host.shape, {}):
+        if contract.bound(host.shape, region.buffer) is not None:
             values = payload[begin:end].view(NUMPY_DTYPES[contract.buffer(region.buffer).dtype])
             what = f"region {region.name!r}"
             _check_bounds(contract, f"capsule {name!r}", host.shape, what, region.buffer, values)
@@ -154,7 +154,7 @@ def check_regions(contract: Contract, name: str, host: HostState, payload: Array
 def _check_bounds(
     contract: Contract, what: str, shape: ShapeKey, part: str, buffer: str, values: Array
 ) -> None:
-    allowed = contract.bounds.get(shape, {}).get(buffer)
+    allowed = contract.bound(shape, buffer)
     if allowed is None:
         return
     for value in (int(values.min()), int(values.max())):

@@ -17,11 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..contract import BufferSpec, Contract, DType, Rate, RegionSpec, Role, ShapeKey
+from ..contract import (
+    BufferSpec,
+    Contract,
+    DType,
+    Rate,
+    RegionSpec,
+    Role,
+    ShapeKey,
+    StageSpec,
+)
 from ..devices import Device
 from ..devices.transfer import Rows, Transfer
 from ..fingerprint import Fingerprint
-from ..freshness import Lineage
+from ..freshness import Lineage, context_stages
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +39,10 @@ NO_STAMPS: Mapping[str, int] = MappingProxyType({})
 #: Of a host state whose windows hold what no observation told: fields of what was seen.
 UNSEEN: Mapping[str, Any] = MappingProxyType(
     {"seen_ns": 0, "seen_stamps_ns": NO_STAMPS, "seen_state": None}
+)
+#: Of one whose context is of no single observation: fields of what it was made with.
+UNMADE: Mapping[str, Any] = MappingProxyType(
+    {"stamp_ns": 0, "stamps_ns": NO_STAMPS, "robot_state": None}
 )
 
 
@@ -66,23 +79,27 @@ class HostState:
         self, lineage: Lineage, contract: Contract, decisions: int | None = None
     ) -> HostState:
         """The same, of what is retained now; behind so many decisions, if that has changed."""
-        current = lineage.current(contract)
         return replace(
             self,
             lineage=lineage,
-            stamp_ns=self.seen_ns if current else self.stamp_ns,
-            stamps_ns=self.seen_stamps_ns if current else self.stamps_ns,
-            robot_state=self.seen_state if current else self.robot_state,
             decisions=self.decisions if decisions is None else decisions,
+            **(self.newest if lineage.current(contract) else {}),
         )
 
-    def settled(self, contract: Contract) -> HostState:
-        """The same, where the context was just made: if not of the newest inputs alone, it is of no
-        single observation.
+    @property
+    def newest(self) -> dict[str, Any]:
+        """What changes here where the context is made of the newest observation."""
+        return {
+            "stamp_ns": self.seen_ns,
+            "stamps_ns": self.seen_stamps_ns,
+            "robot_state": self.seen_state,
+        }
+
+    def before(self, stage: StageSpec, contract: Contract) -> HostState:
+        """The same, where ``stage`` is about to run. A context that it makes is of nothing that is
+        known, until :meth:`made_of` finds that it is of the newest inputs alone.
         """
-        if self.lineage.current(contract):
-            return self
-        return replace(self, stamp_ns=0, stamps_ns=NO_STAMPS, robot_state=None)
+        return replace(self, **UNMADE) if stage.name in context_stages(contract) else self
 
     def has_staged(self, names: Iterable[str], values: Mapping[str, Array]) -> bool:
         """Whether the values of all ``names`` are those that are staged."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashrt_core.capsule.state import HostState
 from flashrt_core.contract import Update
 from flashrt_core.devices import Device
 from flashrt_core.engine import Engine
@@ -53,6 +54,17 @@ class Twins:
         self.host = Host(self.engines[1].session("main").export())
         self.python.ledger.lose_outputs()  # as the other side's are by the handover
 
+    def observe(self, value: int, draw: np.random.Generator) -> None:
+        """Python's part on both sides, between two exports: what is seen, and is it used."""
+        decides, behind = draw.integers(0, 2, 2)
+        for engine in self.engines:
+            session = engine.session("main")
+            session.set_prompt(chr(99 + value) + "b")  # C leaves none of tokens that it wrote
+            seen = replace(toy.see(value), state=np.full(3, value, np.float32))
+            session.decide(seen) if decides else session.observe(seen)
+            if behind:
+                session.set_prompt(chr(99 + value) + "c")
+
     def both(self, here: Any, there: Any) -> None:
         """Do the same on both sides; they agree on whether it may be done."""
         status = there()
@@ -79,7 +91,7 @@ class Twins:
 
 
 def step(twins: Twins, draw: np.random.Generator) -> None:
-    kind = draw.integers(0, 11)
+    kind = draw.integers(0, 12)
     python, host, name = twins.python, twins.host, str(draw.choice(NAMES))
     stale = bool(draw.integers(0, 2))
     noise = noise_for(int(draw.integers(0, 3)), 0, (2, 3))
@@ -117,14 +129,30 @@ def step(twins: Twins, draw: np.random.Generator) -> None:
             lambda: host.try_read(flags=int(stale))[0],
         )
         assert not read or np.array_equal(read[0], host.try_read(flags=1)[1])
+    elif kind == 10:
+        index = int(draw.integers(0, 4) == 0)  # the large one now and then
+        host.do("select_shape", index)
+        python.select_shape(python.contract.shapes[index])
     else:
         store = twins.engines[0].store
         twins.both(lambda: store.drop(name), lambda: host.call("drop", name.encode()))
 
 
+def made_with(host: HostState) -> tuple[Any, ...]:
+    """What is known of the observation that a context was made from, and of the newest."""
+    states = (host.robot_state, host.seen_state)
+    known = [None if state is None else state.tolist() for state in states]
+    return host.stamp_ns, {**host.stamps_ns}, host.seen_ns, {**host.seen_stamps_ns}, known
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_order(library_path: Any, driver: FakeCuda, kind: str, seed: int) -> None:
+def test_any_order(
+    library_path: Any, driver: FakeCuda, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    bounds = {toy.SMALL: {"tokens": range(120)}, toy.LARGE: {"tokens": range(130)}}
+    bounded = toy.changed(toy.contract(), bounds=bounds)
+    monkeypatch.setattr(toy, "contract", lambda: bounded)
     twins = Twins(LentCuda(driver) if kind == "cuda" else None, sets=1 + seed % 2)
     draw = np.random.default_rng(seed)
     for index in range(250):
@@ -136,16 +164,19 @@ def test_any_order(library_path: Any, driver: FakeCuda, kind: str, seed: int) ->
             assert ours.ledger.page().lineage == theirs.ledger.page().lineage
             assert ours.shape == theirs.shape
             assert {*ours.host_state().staged} == {*theirs.host_state().staged}
+            assert made_with(ours.host_state()) == made_with(theirs.host_state())
             windows = [engine.buffers["actions"].numpy().tobytes() for engine in twins.engines]
             assert windows[0] == windows[1]
             for info in twins.engines[0].store.list():
                 mine, other = (engine.store.export(info.name) for engine in twins.engines)
                 assert mine.payload.tobytes() == other.payload.tobytes()
                 assert mine.host.lineage == other.host.lineage
+                assert made_with(mine.host) == made_with(other.host)
                 assert (mine.info.decision, mine.info.place) == (
                     other.info.decision,
                     other.info.place,
                 )
+            twins.observe(index // 40, draw)
             twins.lend()
     twins.host.export.close()
     assert driver.library.fake_pinned() == 0

@@ -145,7 +145,7 @@ TABLE: dict[str, tuple[Callable[[Host], int], int, str]] = {
     "E_NOT_MADE": (not_made, api.NOT_MADE, "output 'actions'"),
     "E_FINGERPRINT": (other_plan, api.FINGERPRINT, "expected plan "),
     "E_CLOSED": (closed, api.CLOSED, "expected an open handle"),
-    "E_VERSION": (other_version, api.VERSION, "expected version 4, got 99"),
+    "E_VERSION": (other_version, api.VERSION, "expected version 5, got 99"),
     "E_INPUT": (not_finite, api.INPUT, "input 'noise': expected finite values"),
     "E_STALE": (stale, api.STALE, "one from before the last write of 'image'"),
     "E_SHAPE": (no_shape, api.SHAPE, "shape 2: expected one of 2"),

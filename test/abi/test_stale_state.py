@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,31 @@ def test_the_stamp_is_that_of_the_context(main: Session) -> None:
     assert main.act().stamp_ns == 5
     main.restore("before")
     assert main.act(allow_stale=True).stamp_ns == 3
+
+
+@pytest.mark.parametrize("needs", [("prompt", "context"), ("context", "prompt")])
+@pytest.mark.parametrize("in_c", [False, True])
+def test_what_is_made_of_old_and_new_is_old(
+    library_path: Path, monkeypatch: pytest.MonkeyPatch, needs: tuple[str, ...], in_c: bool
+) -> None:
+    """A stage that is made of the tokens and of what was made of the tokens before them."""
+    plain = toy.contract()
+    stages = (*plain.stages[:2], replace(plain.stages[2], requires=needs))
+    monkeypatch.setattr(toy, "contract", lambda: toy.changed(plain, stages=stages))
+    main = toy.engine().create_session("main", seed=7, prompt="ab")
+    main.decide(toy.see(3))
+    tokens = np.array([98, 0, 0, 0], np.int32)
+    if in_c:
+        with main.export() as export:
+            host = Host(export)
+            assert host.write("tokens", tokens) == host.run("prompt") == api.OK
+            assert host.write("noise", NOISE) == host.act(1) == api.OK
+            assert host.try_read()[0] == api.STALE
+    else:
+        main.write({"tokens": tokens})
+        main.act(allow_stale=True)
+        with pytest.raises(StaleStateError, match="before the last write of .'tokens'"):
+            main.read("actions")
 
 
 class TestResults:

@@ -16,6 +16,7 @@ from flashrt_core.errors import DeviceError
 from test.abi import host as api
 from test.abi.conftest import HERE, ROOT, CompileC, build_abi, linked
 from test.abi.host import Host
+from test.abi.test_header import first_sizes
 from test.core import toy
 
 RECORDS: list[tuple[str, type[records.Record], tuple[int, ...]]] = [
@@ -34,15 +35,23 @@ RECORDS: list[tuple[str, type[records.Record], tuple[int, ...]]] = [
 ]
 
 
+#: Bytes of every record in version 1.
+FIRST = first_sizes()
+
+
 @pytest.mark.parametrize(("name", "kind", "index"), RECORDS)
 def test_sizes(host: Host, name: str, kind: type[Any], index: tuple[int, ...]) -> None:
-    size = ctypes.sizeof(kind)
+    size, first = ctypes.sizeof(kind), FIRST[f"flashrt_{name}"]
     memory = (ctypes.c_uint8 * (size + 64))(*[0xAA] * (size + 64))
     place = ctypes.cast(memory, ctypes.POINTER(ctypes.c_uint32))
-    for said in (0, 4, size - 1):
+    for said in (0, 4, first - 1):
         place[0] = said
         assert host.call(f"get_{name}", *index, memory) == api.STRUCT_SIZE
         assert bytes(memory[4:]) == b"\xaa" * (size + 60), "it wrote into a record it refused"
+    for said in (first, size):  # also one of version 1
+        place[0] = said
+        assert host.call(f"get_{name}", *index, memory) == api.OK
+        assert place[0] == said and bytes(memory[said:]) == b"\xaa" * (size + 64 - said)
     place[0] = size + 64
     assert host.call(f"get_{name}", *index, memory) == api.OK
     assert place[0] == size and bytes(memory[size:]) == b"\xaa" * 64
@@ -61,13 +70,13 @@ def test_the_frozen_client(client: ctypes.CDLL, host: Host) -> None:
 
 
 def tomorrow(folder: Path) -> None:
-    """The sources with a field at the end of every record, as version 2."""
+    """The sources with a field at the end of every record, as the next version."""
     for part in ("abi", "include"):
         shutil.copytree(ROOT / "csrc" / part, folder / part)
     header = folder / "include" / "flashrt.h"
     text = re.sub(r"\} (flashrt_\w+);", r"  uint64_t appended;\n} \1;", header.read_text())
     assert text.count("uint64_t appended") == 13
-    header.write_text(text.replace("FLASHRT_ABI_VERSION 1u", "FLASHRT_ABI_VERSION 2u"))
+    header.write_text(text.replace("FLASHRT_ABI_VERSION 2u", "FLASHRT_ABI_VERSION 3u"))
 
 
 def grown() -> dict[str, Any]:
@@ -80,7 +89,7 @@ def grown() -> dict[str, Any]:
         made[kind] = type(kind.__name__, kind.__bases__, {"_fields_": fields})
         made[ctypes.POINTER(kind)] = ctypes.POINTER(made[kind])
     names = {kind.__name__: made[kind] for kind in records.ALL}
-    return names | {"ALL": tuple(names.values()), "ABI_VERSION": 2}
+    return names | {"ALL": tuple(names.values()), "ABI_VERSION": 3}
 
 
 def test_an_older_host_on_a_newer_library(
@@ -91,7 +100,7 @@ def test_an_older_host_on_a_newer_library(
     monkeypatch.setattr(build_abi, "HEADERS", tmp_path / "include")
     newer = tmp_path / "libflashrt_tomorrow.so"
     build_abi.build(newer, compiler)
-    with pytest.raises(DeviceError, match=r"of version 1 .*got version 2 at .*build it again"):
+    with pytest.raises(DeviceError, match=r"of version 2 .*got version 3 at .*build it again"):
         binding.load_library(newer)
     for name, value in grown().items():
         monkeypatch.setattr(records, name, value)

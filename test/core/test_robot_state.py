@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashrt_core.contract import Role, ShapeKey
 from flashrt_core.errors import InputError, StaleStateError
 from flashrt_core.policies.base import Observation
 from flashrt_core.session import Session
@@ -221,3 +223,67 @@ class TestBehindAnotherPrompt:
         assert (main.host_state().stamp_ns, main.host_state().stamps_ns) == (0, {})
         main.observe(see(5))
         check(main, main.decide, 5)
+
+
+def alone(monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session of the toy as one stage, which keeps nothing for another."""
+    plain = toy.contract()
+    prompt, _, action = plain.stages
+    reads = ("image", "embedding", *action.reads)
+    whole = replace(action, reads=reads, writes=("actions", "x", "kv"), requires=("prompt",))
+    regions = {key: found[1:] for key, found in plain.regions.items()}
+    buffers = tuple(
+        replace(spec, role=Role.SCRATCH) if spec.name == "kv" else spec for spec in plain.buffers
+    )
+    spec = toy.changed(plain, stages=(prompt, whole), regions=regions, buffers=buffers)
+    monkeypatch.setattr(toy, "contract", lambda: spec)
+    monkeypatch.setattr(toy, "ToyProcessor", Relative)
+
+    def body(stage: str, shape: ShapeKey) -> Any:
+        def run(lane: Any, b: Any) -> None:
+            for part in ("prompt",) if stage == "prompt" else ("context", "action"):
+                toy.body(part, shape)(lane, b)
+
+        return run
+
+    session = toy.engine(bodies=body).create_session("main", seed=7, prompt="ab")
+    session.decide(see(3))
+    return session
+
+
+class TestOneStage:
+    """Then what it decides on is what it reads itself."""
+
+    def test_of_the_newest(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        main = alone(monkeypatch)
+        main.observe(see(9))
+        check(main, main.act, 9)
+
+    def test_of_old_and_new(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        main = alone(monkeypatch)
+        main.observe(see(9))
+        main.set_prompt("b")
+        with pytest.raises(InputError, match="got none"):
+            main.act(allow_stale=True)
+        assert (main.host_state().stamp_ns, main.host_state().stamps_ns) == (0, {})
+        main.observe(see(5))
+        check(main, main.decide, 5)
+
+
+def test_an_interrupt_behind_a_stage_leaves_no_other_state(
+    main: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main.observe(see(9))
+    main.set_prompt("b")
+    replay = main.engine.replay
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        replay(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.engine, "replay", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main.run("context", allow_stale=True)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="got none"):
+        main.act(allow_stale=True)
