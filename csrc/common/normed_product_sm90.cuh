@@ -3,8 +3,8 @@
 // columns as soon as it has loaded them, and the blocks of a cluster, which split K, tell each other.
 //
 // A warp takes whole rows of the block's columns, to registers, all at once. It adds up their moments, sends
-// them to its neighbours, and leaves n, quantised, in the tiles that the products read, as
-// streamed_product_sm90.cuh has them. The weight's share of a block is small in 8 bits, and all of it is under way
+// them to its neighbours, and leaves n, quantised, in the tiles that the products read, as they lie in
+// streamed_product_sm90.cuh. The weight's share of a block is small in 8 bits, and all of it is under way
 // before pdl_wait().
 #pragma once
 
@@ -24,7 +24,8 @@ struct NormedShape : StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, 48,
   using Product = NormedProduct<NormedShape, Op>;
   static constexpr int kWarps = Streamed::kThreads / 32, kWarpTokens = Streamed::kMaxTokens / kWarps;
   static constexpr int kPieces = Streamed::kDepth / 256;  // of eight columns, a lane's of a token
-  static_assert(kWarpTokens * kWarps == Streamed::kMaxTokens && kPieces * 256 == Streamed::kDepth, "whole parts");
+  static_assert(kWarpTokens * kWarps == Streamed::kMaxTokens, "whole tokens a warp");
+  static_assert(kPieces * 256 == Streamed::kDepth, "whole pieces a lane");
   // Behind what the product has: moments of all blocks of the cluster, and their barrier.
   static constexpr int kMoments = Streamed::kSharedBytes;
   static constexpr int kMomentsCame = kMoments + kSplit_ * Streamed::kMaxTokens * 8;
@@ -148,7 +149,7 @@ class NormedProduct : StreamedProduct<S, Op> {
     return {mean, rsqrtf(variance + in_.eps) * factor};
   }
 
-  // The rows, normal and quantised; rows that there are not stay as they are, nobody stores what comes of them.
+  // The rows, normal and quantised; of rows that there are not nobody stores what comes of them.
   __device__ __forceinline__ void leave(const Rows& x, float factor) const {
 #pragma unroll
     for (int i = 0; i < S::kWarpTokens; ++i) {

@@ -12,8 +12,8 @@
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
 // won by having them earlier. Fewer than 48 rows leave warps of the 64-row side without work.
 //
-// E4M3 rows and weights are both read from shared memory, 128 columns a step; what a sum is multiplied by comes
-// with them (FewRowsInput). They have no norm in front: its moments are known when x is quantised already.
+// E4M3 rows and weights are both read from shared memory, 128 columns a step; what a sum is multiplied by
+// comes with them (FewRowsInput). Behind a norm they need its moments first (normed_product_sm90.cuh).
 //
 // With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
 // fewer stages of x than of W (kTokenStages) each has barriers of
@@ -37,7 +37,7 @@ namespace flashrt {
 template <class S, class Op>
 class StreamedProduct;
 
-// kRows of W and kSteps of 128 bytes of its rows a block, kSplit blocks in a cluster, kStages tiles in the ring.
+// kRows of W and kSteps of 128 bytes of each a block, kSplit blocks in a cluster, kStages tiles in the ring.
 template <int kRows_, int kSteps_, int kSplit_, int kStages_, bool kNorm_, int kMaxTokens_ = 48,
           bool kLate_ = false, int kTokenStages_ = kStages_, bool kSlim_ = false, class Weight_ = bf16>
 struct StreamedShape {

@@ -2,11 +2,12 @@
 // layer_norm_linear: y = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift
 // layer_norm_linear_squares: the same without act, and squares [A, runs] float32, sums of squares of runs of
 // the rows of y (linear_out.cuh)
-// x [A, K], y [A, N] bf16, or behind a norm y E4M3 with out_scale [1] float32; rows of y and residual *_stride
-// elements apart; b [N], residual [A, N] bf16 or null, residual may be y; gain, shift [K] float32 or null
+// x [A, K], y [A, N] bf16, or behind a norm y E4M3 with out_scale [1] float32; rows of y and residual
+// *_stride elements apart; b [N], residual [A, N] bf16 or null, residual may be y; gain, shift [K] float32 or
+// null
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
-// or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns
-// and behind a norm without gain and shift x bf16, with rows x_stride elements apart, n quantised with x_scale
+// or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns; behind a norm, which has
+// no gain and no shift then, x is bf16, rows x_stride elements apart, and n quantised with x_scale
 // act as in activation.cuh, without the form with the error function
 // float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
 // needs A <= 48, at K = 3072 A <= 16 behind a norm and as named, or 32, else;
@@ -64,8 +65,8 @@
                                            activation, {}, {}});                                   \
   }
 
-// Behind a norm that has neither gain nor shift, with E4M3 weights; n is quantised with x_scale. A block leaves
-// registers for one of the kernel behind.
+// Behind a norm that has neither gain nor shift, with E4M3 weights; n is quantised with x_scale. A block
+// leaves registers for one of the kernel behind.
 #define FLASHRT_LAYER_NORM_LINEAR_FP8(name, Shape, Out)                                            \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads * 3 / 2, 1)                \
       name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight,                     \

@@ -74,6 +74,17 @@ def assert_quantised(out: Tensor, want: Tensor) -> None:
     assert error(out, want) < STEPS
 
 
+def assert_steps(out: Tensor, want: Tensor) -> None:
+    """E4M3 results of products that are summed in another order: none more than a step off and what
+    of a column's size that is, one in ten at all. A whole result's error says less: a few large
+    numbers make it, and one of them a step off is 6 to 12 %.
+    """
+    out, want = out.float(), want.float()
+    near = want.abs() / 7 + 2.0**-9 + 0.02 * want.square().mean(0).sqrt()
+    assert bool(((out - want).abs() <= near).all())
+    assert float((out != want).float().mean()) < 0.1
+
+
 @pytest.mark.parametrize("stream", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
 @pytest.mark.parametrize(("rows", "width"), [(560, 2048), (512, 1152), (7, 1024), (3, 8)])
 def test_norms_into_e4m3(device: Any, rows: int, width: int, stream: torch.dtype) -> None:
@@ -231,7 +242,10 @@ def test_fp8_geglu(device: Any, rows: int, width: int, depth: int, out_dtype: to
     out, want = empty(rows, width, dtype=out_dtype), empty(rows, width, dtype=out_dtype)
     run(device, lambda lane: glu_linear(lane, x, weight, out, **given))
     glu_linear_ref(x, weight, want, **given)
-    assert error(out, want) < (MORE_STEPS if narrow else FAST)
+    if narrow:
+        assert_steps(out, want)
+    else:
+        assert error(out, want) < FAST
 
 
 @pytest.mark.parametrize("tile", _FP8_TILES, ids=lambda tile: tile.kernel)
