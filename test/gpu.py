@@ -46,6 +46,8 @@ EMULATED_EVERYWHERE = (
     "test_attention_of_many_heads[36-36-4-2-64-3]",
     "test_causal_attention[4-2-32-17]",
     "test_norm_in_front_of_few_rows[41-96-1536-True-relu]",
+    "test_norm_in_front_of_few_rows_in_e4m3[48-96-False-into-fp8]",
+    "test_few_e4m3_rows_into_the_stream[48-96-none]",
     "test_fused_geglu_tiles[8-glu_linear_gelu_tanh_152_64_4_2_bf16_sm90]",
     "test_norms_into_e4m3[3-8-",
     "test_8_bit_weights_of_any_size[7-48-128-",

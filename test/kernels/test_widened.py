@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashrt_core.errors import ContractError
 from flashrt_core.gemm import linear
 from flashrt_core.kernels.action_in import action_in
 from flashrt_core.kernels.action_out_euler import action_out_euler
@@ -113,7 +114,7 @@ def test_layer_norm_linear(
 def test_low_bit_layer_norm_linear(form: str) -> None:
     low = form == "fp8"
     rows, columns, width = 9, 64, 48
-    weight, weight_scale, w = packed(width, columns, 2, form)
+    weight, weight_scale, w = packed(width, columns, 2, form, rows_scaled=not low)
     x, bias = normal(rows, columns, seed=1, dtype=BF16), normal(width, seed=3)
     n = layer(x.double(), EPS)
     if low:
@@ -131,6 +132,10 @@ def test_low_bit_layer_norm_linear(form: str) -> None:
         )
     )
     assert_product(small, wanted, float(scale_of(0.01)))
+    if low:  # two E4M3 operands have a scale each
+        scales["weight_scale"] = weight_scale.expand(width).contiguous()
+        with pytest.raises(ContractError, match=r"'weight_scale': expected \[1\], got \[48\]"):
+            run(lambda lane: layer_norm_linear(lane, *args, small, eps=EPS, **scales))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
