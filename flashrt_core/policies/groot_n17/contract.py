@@ -291,6 +291,7 @@ def _bounds(config: GrootConfig, shape: ShapeKey) -> Mapping[str, range]:
     images, bucket = shape.views * config.view_tokens, shape.prompt_tokens
     return {
         **prompt_bounds(config.vocab, bucket),
+        "prompt_length": range(1, bucket + 1),  # blocks of the head attend to text rows alone
         "text_length": range(bucket + 1),
         "context_length": range(images, images + bucket + 1),
     }
