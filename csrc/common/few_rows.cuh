@@ -19,9 +19,7 @@
 // A shape S gives, besides the names above: Weight, its type; Product, the class that multiplies; kThreads;
 // kInner = K; kItems = kRows / 4, groups of four outputs of a token; kOwn = kItems / kSplit, of them those
 // this block finishes; kParts partial sums of kPartRows rows each, kPitch floats a token, kPartial bytes a
-// part; kSquareParts partial sums of x^2; kVectors, with kCentred, of the four rows of shift and gain those
-// that are kept: all, or shift's, where the product knows gain from what x is grown by; and where they lie in
-// shared memory.
+// part; kSquareParts partial sums of x^2; and where they lie in shared memory.
 //
 // With kBlockScope barriers are waited for with the scope of the block: what they bring lies in shared
 // memory, and no wait empties the first-level cache (tile_copy.cuh).
@@ -179,19 +177,15 @@ class FewRows {
     }
     return v;
   }
-  // gain - 1 as bf16, which x is grown by; shift and, with four kVectors, the gain that this is, each as two
-  // bf16 rows.
+  // gain - 1 as bf16, which x is grown by, and shift as two bf16 rows.
   __device__ __forceinline__ void leave_centred(const Centred& v) const {
 #pragma unroll
     for (int turn = 0; turn < Centred::kTurns; ++turn) {
       const int k = (turn * S::kThreads + thread_) * 2;
       if (k >= S::kDepth) break;
       const float2 gain = v.gains[turn];
-      const uint32_t growth = pack2(gain.x - 1.0f, gain.y - 1.0f);
-      const float2 grown = unpack2(growth);
-      *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = growth;
+      *reinterpret_cast<uint32_t*>(shared_ + S::kScale + k * 2) = pack2(gain.x - 1.0f, gain.y - 1.0f);
       leave_vector(0, k, v.shifts[turn]);
-      if constexpr (S::kVectors > 2) leave_vector(2, k, {1.0f + grown.x, 1.0f + grown.y});
     }
   }
   __device__ __forceinline__ void leave_vector(int row, int k, float2 v) const {

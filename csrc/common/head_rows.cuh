@@ -112,16 +112,6 @@ struct HeadRows {
     store8(target + column(), v.first);
     store8(target + column() + kDim / 2, v.second);
   }
-
- private:
-  __device__ __forceinline__ static void unpack8(const uint4& words, float (&v)[8]) {
-    const uint32_t each[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 two = unpack2(each[i]);
-      v[2 * i] = two.x, v[2 * i + 1] = two.y;
-    }
-  }
 };
 
 }  // namespace heads

@@ -98,11 +98,6 @@ class NormedProduct : StreamedProduct<S, Op> {
     }
   }
 
-  __device__ __forceinline__ static void unpack8(const uint4& words, float (&v)[8]) {
-    const float2 a = unpack2(words.x), b = unpack2(words.y), c = unpack2(words.z), d = unpack2(words.w);
-    v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y, v[4] = c.x, v[5] = c.y, v[6] = d.x, v[7] = d.y;
-  }
-
   // Sums and sums of squares of the block's columns, by the first lanes to every block, also to this one.
   __device__ __forceinline__ void share_moments(const Rows& x) const {
     float2 own = {0.0f, 0.0f};  // of the token that this lane sends

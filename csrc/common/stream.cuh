@@ -36,6 +36,10 @@ __device__ __forceinline__ float exp2_fast(float x) { return exp2_flushed(x); }
 __device__ __forceinline__ float2 unpack2(uint32_t two) {
   return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
 }
+__device__ __forceinline__ void unpack8(const uint4& words, float (&v)[8]) {
+  const float2 a = unpack2(words.x), b = unpack2(words.y), c = unpack2(words.z), d = unpack2(words.w);
+  v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y, v[4] = c.x, v[5] = c.y, v[6] = d.x, v[7] = d.y;
+}
 
 // How int8 becomes bf16, exactly, over 64: the values 0 .. 255 in the low bits of a bf16 stand for that
 // many times 2^-133, as the smallest normal numbers follow the subnormal ones without a step. With its

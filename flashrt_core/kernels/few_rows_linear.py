@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .four_bit_linear import Ends, four_bit_linear
 from .launch import Launcher, require_bf16
+from .low_bit import require_e4m3
 from .maths import ACTIVATIONS, Activation
 from .quantised import E4M3
 from .skinny import SkinnyPlan, Squares, busiest
@@ -141,6 +142,8 @@ def layer_norm_linear_few_rows(
     affine = gain is not None or shift is not None
     if weight.dtype is E4M3 and (x_scale is None or affine):
         return False
+    if out.dtype is E4M3 and (out.data_ptr() % 4 or out.stride(0) % 4):  # four at once
+        return False
     require_bf16("layer_norm_linear", x=x, bias=bias, out=out if out_scale is None else None)
     between = (x_scale, weight_scale) if weight.dtype is E4M3 else (gain, shift)
     found = (plan.x(x), plan.weight(weight), *between, bias, out)
@@ -177,8 +180,13 @@ def linear_few_rows(
         return False
     if residual is not None and residual.shape != out.shape:
         return False
+    scales: tuple[Tensor | None, ...] = ()
+    if weight.dtype is E4M3:
+        require_e4m3("linear", x, weight)
+        scales = (x_scale, weight_scale)
+    else:
+        require_bf16("linear", x=x)
     require_bf16("linear", bias=bias, out=out, residual=residual)
-    scales = (x_scale, weight_scale) if weight.dtype is E4M3 else ()
     ends = (out.stride(0), 0 if residual is None else residual.stride(0))
     found = (plan.x(x), plan.weight(weight), *scales, bias, residual, out)
     args = (*found, x.shape[0], *ends, list(ACTIVATIONS).index(activation))
