@@ -334,7 +334,8 @@ class Engine(Generic[SessionT]):
             self.device.close()
 
     def _warm_up(self) -> None:
-        """Replay the largest shape once: libraries set up lazily, and a robot must not wait.
+        """Replay the largest shape once, as libraries set up lazily and a robot must not wait; and
+        every program where that makes them faster.
 
         The windows hold zeros, so the values mean nothing; no session has any, so none is lost.
         """
@@ -345,6 +346,9 @@ class Engine(Generic[SessionT]):
         rest = [(name,) for name in whole] if apart else [whole]
         for names in [*((name,) for name in transforms), *rest]:
             self.device.replay(self.program(shape, names))
+        self.device.rehearse(
+            program for working in self.sets for program in working.programs.values()
+        )
 
     def check_here(self, what: str) -> None:
         """SessionError about ``what`` while the sessions are exported, and in a closed engine."""

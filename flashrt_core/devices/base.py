@@ -102,6 +102,12 @@ class Device(Protocol):
                 what fails in it is told by a later call.
         """
 
+    def rehearse(self, programs: Iterable[Program]) -> None:
+        """Run each once where that makes later replays faster. At configure.
+
+        What the buffers hold then means nothing, and nothing is told of what was computed.
+        """
+
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """Milliseconds of each segment in the last replay of ``program``."""
 

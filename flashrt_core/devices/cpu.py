@@ -158,6 +158,9 @@ class CpuDevice:
         if meanwhile is not None:
             meanwhile()
 
+    def rehearse(self, programs: Iterable[Program]) -> None:
+        """Nothing: no call is faster the second time, once the libraries are set up."""
+
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """Wall-clock milliseconds of each segment in the last replay."""
         if not isinstance(program, CpuProgram):

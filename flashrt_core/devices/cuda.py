@@ -220,6 +220,16 @@ class CudaDevice:
         finally:
             staging.synchronize()
 
+    def rehearse(self, programs: Iterable[Program]) -> None:
+        """Launch each once. While there are graphs that were never launched, every kernel without
+        an early start begins a third of a microsecond later, in all others too: measured on an
+        H200 with driver 580, where that is 3 % of a context stage.
+        """
+        self.driver.enter()
+        for program in programs:
+            self.driver.call("cuGraphLaunch", self._own(program).executable, self._stream)
+        self.driver.call("cuStreamSynchronize", self._stream)
+
     def elapsed_ms(self, program: Program) -> dict[str, float]:
         """GPU milliseconds of each segment in the last replay, from events inside the graph."""
         own = self._own(program)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ..errors import OptionError
 
-#: Where a plan overlaps by default, whichever of these stages its policy has. On an H200 that
-#: shortens the action stage by up to two fifths and a video's blocks by 2 %; the context stage,
-#: whose products fill the GPU, would get 1 to 2 % slower (docs/benchmarks.md).
-DEFAULT = "action,video+kernel"
+#: Where a plan overlaps by default: the whole action stage, which gets shorter by up to two fifths
+#: (docs/benchmarks.md), and elsewhere behind our own kernels, 1 % of a context stage on an H200.
+#: Behind library products, which fill the GPU, it would get 2 % slower.
+DEFAULT = "action,kernel"
 #: What may stand in front of a boundary.
 FRONTS = ("kernel", "product")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flashrt_core.devices.base import Program
+from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.engine import describe
 from flashrt_core.errors import DeviceError, OptionError
 from flashrt_core.load import LoadOptions, load
@@ -30,6 +32,16 @@ def test_switches_are_counted(sets: int, switches: int) -> None:
     said = describe(engine)
     assert said["session_switches"] == switches and said["working_sets"] == sets
     assert (said["session_bytes_moved"] == 0) == (sets == 3)
+
+
+def test_every_program_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that never ran makes the others slower on some devices."""
+    rehearsed: list[Program] = []
+    monkeypatch.setattr(CpuDevice, "rehearse", lambda _, programs: rehearsed.extend(programs))
+    engine = toy.engine(working_sets=2)
+    captured = [program for each in engine.sets for program in each.programs.values()]
+    assert len(captured) == 2 * len(engine.sets[0].programs) > 2
+    assert list(map(id, rehearsed)) == list(map(id, captured))
 
 
 def test_each_switch_moves_what_a_capsule_holds() -> None:

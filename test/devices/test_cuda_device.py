@@ -178,7 +178,7 @@ def test_overlap_can_be_switched_off(launcher: Any) -> None:
         ("context+kernel", ["context kernel"]),
         ("action,kernel", ["context kernel", "action kernel", "action product"]),
         ("action+product,context+kernel", ["context kernel", "action product"]),
-        (DEFAULT, ["action kernel", "action product"]),
+        (DEFAULT, ["context kernel", "action kernel", "action product"]),
         ("context+action+kernel+product", [
             "context kernel", "context product", "action kernel", "action product",
         ]),
