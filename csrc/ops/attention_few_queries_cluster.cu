@@ -2,7 +2,8 @@
 // q, out [A, H, d] bf16, packed; k, v [N, d] bf16, rows kv_stride elements apart: one head that all
 // query heads share, so queries are one list of A H rows of d
 // keys [0, prefix_length[0]) and [prefix_rows, prefix_rows + own_rows) count, others are not read
-// float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product
+// float32 scores, softmax and sums; probabilities are rounded to bf16 for the second product, and so are
+// the eight parts of a result
 // needs d = 256, 16-byte aligned rows; grid (8, blocks of rows of the list), cluster 8
 // bound: the chain of dependent steps; 4 A H (prefix_length + own_rows) d flop
 //
@@ -11,9 +12,10 @@
 // memory; queries and the block's own keys follow. Both products have keys or values on the 16-row
 // side, from registers, and queries or weights on the other one, so that a block may have as few as 8
 // rows: what it then sends to its neighbours, all its unnormalised sums, is what takes longest. Sums
-// travel in the order of the accumulators, 512 bytes a warp at a time, which takes half as long as row
-// by row. Each block finishes 32 of the 256 columns, adding the eight parts in order, so equal inputs
-// give equal bits. The greatest scores travel ahead, so that only sums are waited for in the end.
+// travel in the order of the accumulators, a run of bytes a warp at a time, which takes half as long as
+// row by row, and as bf16, as bytes count. Each block finishes 32 of the 256 columns, adding the eight
+// parts in order, so equal inputs give equal bits. The greatest scores travel ahead, so that only sums
+// are waited for in the end.
 // A warpgroup makes its products together (wgmma) on sm_90a, a warp alone (mma.sync) elsewhere.
 // Written by the stage in front and read before pdl_wait(): prefix rows of k and v, prefix_length.
 // This is safe behind a kernel that waits before it triggers (action_in does).
@@ -55,7 +57,7 @@ struct Shape {
   static constexpr int kQueries = kKeys * kDim * 2;
   static constexpr int kTops = kQueries + kDim / 64 * kChunkBytes;
   static constexpr int kReceived = kTops + kRows * kTopPitch * 4;
-  static constexpr int kReceivedTops = kReceived + kSplits * kRows * kColumns * 4;
+  static constexpr int kReceivedTops = kReceived + kSplits * kRows * kColumns * 2;
   static constexpr int kReceivedSums = kReceivedTops + kSplits * kRows * 4;
   static constexpr int kBarriers = kReceivedSums + kSplits * kRows * 4;
   static constexpr int kSharedBytes = kBarriers + 16;
@@ -99,7 +101,7 @@ class FewQueries {
     length_ = min(*args_.prefix_length, args_.prefix_rows);
     if (threadIdx.x == 0) {
       expect_bytes(barrier(kTopsCame), kSplits * S::kRows * 4);
-      expect_bytes(barrier(kSumsCame), kSplits * S::kRows * (kColumns * 4 + 4));
+      expect_bytes(barrier(kSumsCame), kSplits * S::kRows * (kColumns * 2 + 4));
     }
     __syncwarp();
     cluster_arrive_relaxed();
@@ -390,8 +392,9 @@ class FewQueries {
 #pragma unroll
     for (int tile = 0; tile < S::kTiles; ++tile) {
       const int at = ((rank_ * 2 + half) * S::kTiles + tile) * 32 + lane_;
-      push(base + S::kReceived + at * 16, base + S::kBarriers + kSumsCame * 8,
-           float4{v[4 * tile], v[4 * tile + 1], v[4 * tile + 2], v[4 * tile + 3]});
+      const uint2 parts = {pack2(v[4 * tile], v[4 * tile + 1]), pack2(v[4 * tile + 2], v[4 * tile + 3])};
+      push(base + S::kReceived + at * 8, base + S::kBarriers + kSumsCame * 8,
+           float2{__uint_as_float(parts.x), __uint_as_float(parts.y)});
     }
   }
 
@@ -402,8 +405,7 @@ class FewQueries {
     const int pair = tile * 4 + lane_ % 4;
     const float2* tops = reinterpret_cast<const float2*>(shared_ + S::kReceivedTops) + pair;
     const float2* sums = reinterpret_cast<const float2*>(shared_ + S::kReceivedSums) + pair;
-    const float4* received =
-        reinterpret_cast<const float4*>(shared_ + S::kReceived) + warp_ * 32 + lane_;
+    const uint2* received = reinterpret_cast<const uint2*>(shared_ + S::kReceived) + warp_ * 32 + lane_;
     wait(kTopsCame);
     float2 factor[kSplits], top = {-INFINITY, -INFINITY}, total = {0.0f, 0.0f};
 #pragma unroll
@@ -419,10 +421,11 @@ class FewQueries {
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int from = 0; from < kSplits; ++from) {
-      const float4 part = received[from * (2 * S::kTiles * 32)];
+      const uint2 parts = received[from * (2 * S::kTiles * 32)];
+      const float2 low = unpack2(parts.x), high = unpack2(parts.y);
       const float2 f = factor[from], sum = sums[from * (S::kRows / 2)];
       total = {total.x + f.x * sum.x, total.y + f.y * sum.y};
-      v = {v.x + f.x * part.x, v.y + f.y * part.y, v.z + f.x * part.z, v.w + f.y * part.w};
+      v = {v.x + f.x * low.x, v.y + f.y * low.y, v.z + f.x * high.x, v.w + f.y * high.y};
     }
     const float low = __fdividef(1.0f, total.x), high = __fdividef(1.0f, total.y);
     v = {v.x * low, v.y * high, v.z * low, v.w * high};
@@ -463,10 +466,10 @@ class FewQueries {
         .run();                                                                                    \
   }
 
-FLASHRT_FEW_QUERIES_CLUSTER(8, 640, 54160, 2)
-FLASHRT_FEW_QUERIES_CLUSTER(8, 1024, 78736, 2)
-FLASHRT_FEW_QUERIES_CLUSTER(16, 640, 67344, 2)
-FLASHRT_FEW_QUERIES_CLUSTER(16, 1024, 91920, 2)
-FLASHRT_FEW_QUERIES_CLUSTER(32, 1024, 118288, 1)
+FLASHRT_FEW_QUERIES_CLUSTER(8, 640, 50064, 2)
+FLASHRT_FEW_QUERIES_CLUSTER(8, 1024, 74640, 2)
+FLASHRT_FEW_QUERIES_CLUSTER(16, 640, 59152, 2)
+FLASHRT_FEW_QUERIES_CLUSTER(16, 1024, 83728, 2)
+FLASHRT_FEW_QUERIES_CLUSTER(32, 1024, 101904, 2)
 
 #endif

@@ -31,11 +31,11 @@ class _ClusterPlan:
 
 
 _CLUSTER_PLANS = (
-    _ClusterPlan(8, 640, 54_160),
-    _ClusterPlan(8, 1024, 78_736),
-    _ClusterPlan(16, 640, 67_344),
-    _ClusterPlan(16, 1024, 91_920),
-    _ClusterPlan(32, 1024, 118_288),
+    _ClusterPlan(8, 640, 50_064),
+    _ClusterPlan(8, 1024, 74_640),
+    _ClusterPlan(16, 640, 59_152),
+    _ClusterPlan(16, 1024, 83_728),
+    _ClusterPlan(32, 1024, 101_904),
 )
 #: Clusters of eight blocks that run at the same time, even with one block a multiprocessor.
 _CLUSTERS_AT_ONCE = 15
