@@ -27,6 +27,7 @@ from .kernels.maths import ACTIVATIONS, Activation, matmul
 from .kernels.op import Lane, Op
 from .kernels.product_rows import product_rows_launch
 from .kernels.quantised import E4M3, given, store
+from .kernels.row_moments import RowMoments, moments_setting
 
 
 def linear_ref(
@@ -40,8 +41,9 @@ def linear_ref(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
-    """float32 accumulation and epilogue, one rounding into ``out``."""
+    """float32 accumulation and epilogue, one rounding into ``out``; no moments."""
     if weight_scale is None:
         y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
     else:
@@ -66,6 +68,7 @@ def linear_launch(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """One product of cuBLASLt: bias and activation in its epilogue, the residual as its addend; few
     rows have kernels of their own.
@@ -75,7 +78,7 @@ def linear_launch(
     """
     ends: dict[str, Any] = {"activation": activation, "residual": residual}
     ends |= {"x_scale": x_scale, "weight_scale": weight_scale}
-    if linear_few_rows(launcher, x, weight, bias, out, **ends):
+    if linear_few_rows(launcher, x, weight, bias, out, **ends, moments=moments):
         return
     gelu, accumulate = activation == "gelu_tanh", residual is not None
     if weight_scale is not None and x_scale is None and x.dtype is torch.bfloat16:
@@ -84,10 +87,9 @@ def linear_launch(
         require_bf16_rows("linear", x=x, weight=weight)
     else:
         require_e4m3("linear", x, weight)
-    if out.dtype is E4M3:
-        if accumulate:
-            raise no_kernel("linear", expected="a wide 'out' to add to", got=out.dtype)
-    elif stream_suffix("linear", "out", out) == "bf16":
+    if out.dtype is E4M3 and accumulate:
+        raise no_kernel("linear", expected="a wide 'out' to add to", got=out.dtype)
+    if out.dtype is not E4M3 and stream_suffix("linear", "out", out) == "bf16":
         require_bf16_rows("linear", bias=bias)
     if residual is not None and residual.data_ptr() != out.data_ptr():
         run = residual.shape[0]
@@ -150,6 +152,7 @@ def linear(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """out = act(x W^T + b) + residual.
 
@@ -166,6 +169,7 @@ def linear(
         weight_scale: float32, of a quantised ``weight``: [1] beside an ``x`` with a scale, [N] (a
             row's) beside one without, [N, K/run] of four bits (four_bits.py).
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
+        moments: those of ``out``, which the op may leave; None where no norm follows.
 
     Raises:
         ContractError: shapes, formats, devices or the activation do not fit.
@@ -187,4 +191,6 @@ def linear(
             got=run,
         )
     scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
-    lane.issue(LINEAR, x, weight, bias, out, activation=activation, residual=residual, **scales)
+    settings: dict[str, Any] = {"activation": activation, "residual": residual}
+    settings |= moments_setting(check, moments)
+    lane.issue(LINEAR, x, weight, bias, out, **settings, **scales)

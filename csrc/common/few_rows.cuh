@@ -24,7 +24,9 @@
 // With kBlockScope barriers are waited for with the scope of the block: what they bring lies in shared
 // memory, and no wait empties the first-level cache (tile_copy.cuh).
 //
-// A block pushes its sums to itself too, unless S::kOwnStays: then they are taken from where they lie.
+// A block pushes its sums to itself too, unless S::kOwnStays: then they are taken from where they lie. Of E4M3
+// operands they are pushed as bf16 (pushed_sums.cuh). What to finish may be shared out by tokens instead
+// (few_rows_by_tokens.cuh).
 //
 // An op gives: which row of W a block's row is (weight_row), the rows of an item (low_row, high_row and
 // the row behind each; kNeighbours where they are four in a row) and their scales (row_scales), what to
@@ -36,6 +38,7 @@
 #include <type_traits>
 
 #include "cluster.cuh"
+#include "pushed_sums.cuh"
 #include "quantise.cuh"
 #include "stream.cuh"
 #include "tile_copy.cuh"
@@ -57,6 +60,8 @@ struct FewRowsInput {
   int tokens, x_stride;
   const CUtensorMap* rows = nullptr;  // of x, instead of `x` where the copy engine fetches it
   const float* x_scale = nullptr;     // [1], of E4M3
+  const float* moments = nullptr;     // of x (row_moments.cuh), or null; with kCentred
+  int slabs = 0;                      // of them
 };
 
 // What an op gives whose items are four rows of W that follow each other, in order.
@@ -79,6 +84,7 @@ struct NeighbourRows {
 template <class S, class Op>
 class FewRows {
  protected:
+  using Pushed = PushedSums<typename S::Weight>;
   static constexpr int kPushed = 0, kWeightsCame = 1;  // barriers
   static constexpr int kFrom = S::kSplit - (S::kOwnStays ? 1 : 0);  // blocks whose pushes come
   static constexpr bool kNarrow = std::is_same_v<typename S::Weight, e4m3>;
@@ -111,8 +117,8 @@ class FewRows {
   }
   __device__ __forceinline__ void expect_pushes() const {
     const int rows = in_.tokens + kExtra;
-    const int squares = S::kNorm ? in_.tokens * (S::kCentred ? 8 : 4) : 0;
-    expect_bytes(barrier(kPushed), kFrom * (rows * S::kOwn * 16 + squares));
+    const int squares = S::kNorm && !known() ? in_.tokens * (S::kCentred ? 8 : 4) : 0;
+    expect_bytes(barrier(kPushed), kFrom * (rows * S::kOwn * Pushed::kBytes + squares));
   }
 
   // What the op needs for this thread's first item.
@@ -292,9 +298,11 @@ class FewRows {
       const int row = i / S::kOwn, own = i % S::kOwn;
       const int token = row < in_.tokens ? row : row - in_.tokens + S::kTokens - kBack;
       const int at = (place * S::kTokens + token) * S::kOwn + own;
-      push(base + S::kReceived + at * 16, pushed, sum_item(token, rank * S::kOwn + own));
+      const float4 v = sum_item(token, rank * S::kOwn + own);
+      Pushed::send(base + S::kReceived + at * Pushed::kBytes, pushed, v);
     }
     if constexpr (S::kCentred) {
+      if (known()) return;
       for (int token = first; token < in_.tokens; token += kStride) {
         push(base + S::kReceivedSquares + (place * S::kTokens + token) * 8, pushed,
              float2{sum_squares(token), sum_totals(token)});
@@ -318,7 +326,7 @@ class FewRows {
       }
       const int place = S::kOwnStays && from > split_ ? from - 1 : from;
       const int at = (place * S::kTokens + token) * S::kOwn + own;
-      const float4 v = reinterpret_cast<const float4*>(shared_ + S::kReceived)[at];
+      const float4 v = Pushed::read(shared_ + S::kReceived + at * Pushed::kBytes);
       sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
     }
     return sum;
@@ -333,8 +341,17 @@ class FewRows {
     return sum;
   }
 
+  // Whether the kernel in front has left the moments of x; then those of all tokens, as below, lie where the
+  // block would have its sums.
+  __device__ __forceinline__ bool known() const { return S::kCentred && in_.moments; }
+  __device__ __forceinline__ float2* merged() const {
+    static_assert(S::kSquareParts >= 2, "two floats a token");
+    return reinterpret_cast<float2*>(shared_ + S::kSquares);
+  }
+
   // Of a token of a centred norm: its mean, and what its differences from that are multiplied by.
   __device__ __forceinline__ float2 moments(int token) const {
+    if (known()) return merged()[token];
     float2 sum = {0.0f, 0.0f};
     if constexpr (S::kSplit > 1) {
 #pragma unroll

@@ -6,6 +6,7 @@
 #include "activation.cuh"
 #include "few_rows_product_sm90.cuh"
 #include "quantise.cuh"
+#include "row_moments.cuh"
 
 namespace flashrt {
 
@@ -68,6 +69,25 @@ struct LinearOut : NeighbourRows<S> {
       Out* target = y + static_cast<size_t>(token) * y_stride + tile * S::kRows + item * 4;
       *reinterpret_cast<uint32_t*>(target) = after;
     }
+  }
+};
+
+// By tokens (few_rows_by_tokens.cuh), and moments of y for a norm behind (row_moments.cuh), or null.
+template <class S>
+struct MomentsOut : LinearOut<S> {
+  float* moments;
+
+  __device__ __forceinline__ void finish_row(int tile, int token, int item, float4 v, bool there) const {
+    uint2 after = {0u, 0u};
+    if (there) {
+      after = this->rounded(v);
+      this->store(tile, token, item, after);
+    }
+    if (!moments) return;
+    const float2 low = unpack2(after.x), high = unpack2(after.y);
+    const float2 pair = slab_moments<S::kLanes, S::kRows>({low.x, low.y, high.x, high.y}, there);
+    if (!there || item > 0) return;
+    *reinterpret_cast<float2*>(moments + (token * kMostSlabs + tile) * 2) = pair;
   }
 };
 

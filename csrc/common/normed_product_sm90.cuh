@@ -2,10 +2,10 @@
 // (sm_90a). What is quantised has to be normal already, so its moments come first: a block knows those of its
 // columns as soon as it has loaded them, and the blocks of a cluster, which split K, tell each other.
 //
-// A warp takes whole rows of the block's columns, to registers, all at once. It adds up their moments, sends
-// them to its neighbours, and leaves n, quantised, in the tiles that the products read, as they lie in
-// streamed_product_sm90.cuh. The weight's share of a block is small in 8 bits, and all of it is under way
-// before pdl_wait().
+// A warp takes whole rows of the block's columns, to registers, all at once. It adds up their moments and
+// sends them to its neighbours, unless the kernel in front has left the rows' moments. Then it leaves n,
+// quantised, in the tiles that the products read, as they lie in streamed_product_sm90.cuh, piece by piece.
+// The weight's share of a block is small in 8 bits, and all of it is under way before pdl_wait().
 #pragma once
 
 #include "streamed_product_sm90.cuh"
@@ -45,23 +45,29 @@ class NormedProduct : StreamedProduct<S, Op> {
   __device__ __forceinline__ NormedProduct(const FewRowsInput<e4m3>& input, Op& op) : Base(input, op) {}
 
   __device__ __forceinline__ void run() {
-    pdl_trigger();
     if (thread_ == 0) begin();
     __syncwarp();
     cluster_arrive_relaxed();
     this->prepare();
-    const float factor = 1.0f / *in_.x_scale;
+    const float scale = *in_.x_scale;
     __syncthreads();  // the barriers
     cluster_wait();
     pdl_wait();
-    Rows x = {};
+    SlabMoments slabs;
+    const int merged = min(thread_ / 4, in_.tokens - 1);
+    slabs.load(in_.moments, in_.slabs, merged);  // of none where there are none
+    __syncwarp();  // the assembler would ask for them behind x
+    Rows x;  // of rows that there are not, what nobody uses
     load(x);
     this->fetch();
-    share_moments(x);
-    leave(x, factor);
-    publish_shared();
-    __syncthreads();  // x
-    multiply();
+    if (in_.moments) {
+      const float2 found = slabs.merge(in_.slabs, S::kInner, in_.eps);
+      if (thread_ % 4 == 0) known_moments()[merged] = found;
+      __syncthreads();
+    } else {
+      share_moments(x);
+    }
+    multiply(x, 1.0f / scale);
     this->collect();
   }
 
@@ -74,7 +80,7 @@ class NormedProduct : StreamedProduct<S, Op> {
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
     this->expect_pushes();
-    expect_bytes(moments_came(), (S::kSplit - 1) * in_.tokens * 8);
+    if (!in_.moments) expect_bytes(moments_came(), (S::kSplit - 1) * in_.tokens * 8);
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) barrier_init(full(step), 1);
     barrier_init_fence();
@@ -85,15 +91,19 @@ class NormedProduct : StreamedProduct<S, Op> {
     }
   }
 
-  // 256 neighbouring columns at a time, eight a lane.
+  // 256 neighbouring columns at a time, eight a lane: what is used first is asked for first.
   __device__ __forceinline__ void load(Rows& x) const {
-    const bf16* from = in_.x + split_ * S::kDepth + lane_ * 8;
+    const bf16* rows[S::kWarpTokens];
+    rows[0] = in_.x + static_cast<size_t>(warp_) * in_.x_stride + split_ * S::kDepth + lane_ * 8;
 #pragma unroll
-    for (int i = 0; i < S::kWarpTokens; ++i) {
+    for (int i = 1; i < S::kWarpTokens; ++i) {
+      rows[i] = rows[i - 1] + static_cast<size_t>(S::kWarps) * in_.x_stride;
+    }
 #pragma unroll
-      for (int piece = 0; piece < S::kPieces; ++piece) {
-        const bf16* p = from + static_cast<size_t>(token(i)) * in_.x_stride + piece * 256;
-        load_fresh(x[i][piece], p, token(i) < in_.tokens);
+    for (int piece = 0; piece < S::kPieces; ++piece) {
+#pragma unroll
+      for (int i = 0; i < S::kWarpTokens; ++i) {
+        load_fresh(x[i][piece], rows[i] + piece * 256, token(i) < in_.tokens);
       }
     }
   }
@@ -130,8 +140,13 @@ class NormedProduct : StreamedProduct<S, Op> {
     __syncwarp();
     wait_bytes(moments_came());
   }
+  // The moments that the kernel in front has left, merged; where else those of the blocks come.
+  __device__ __forceinline__ float2* known_moments() const {
+    return reinterpret_cast<float2*>(shared_ + S::kMoments);
+  }
   // Mean, and what differences from it are multiplied by.
   __device__ __forceinline__ float2 moments(int token, float factor) const {
+    if (in_.moments) return {known_moments()[token].x, known_moments()[token].y * factor};
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
     for (int from = 0; from < S::kSplit; ++from) {
@@ -144,34 +159,44 @@ class NormedProduct : StreamedProduct<S, Op> {
     return {mean, rsqrtf(variance + in_.eps) * factor};
   }
 
-  // The rows, normal and quantised; of rows that there are not nobody stores what comes of them.
-  __device__ __forceinline__ void leave(const Rows& x, float factor) const {
+  // A piece of the rows, normal and quantised; of rows that there are not nobody stores what comes of them.
+  // norms: of each token what it is multiplied by and what is added then.
+  __device__ __forceinline__ void leave(const Rows& x, int piece,
+                                        const float2 (&norms)[S::kWarpTokens]) const {
 #pragma unroll
     for (int i = 0; i < S::kWarpTokens; ++i) {
       const int row = token(i);
       if (row >= in_.tokens) break;
-      const float2 m = moments(row, factor);
+      float v[8];
+      unpack8(x[i][piece], v);
 #pragma unroll
-      for (int piece = 0; piece < S::kPieces; ++piece) {
-        float v[8];
-        unpack8(x[i][piece], v);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = (v[j] - m.x) * m.y;
-        const uint2 narrow = {quantise4(v[0], v[1], v[2], v[3]), quantise4(v[4], v[5], v[6], v[7])};
-        const int unit = lane_ % 16 / 2 ^ (row & 7);
-        unsigned char* place = tokens(piece * 2 + lane_ / 16) + row * 128 + unit * 16 + lane_ % 2 * 8;
-        *reinterpret_cast<uint2*>(place) = narrow;
-      }
+      for (int j = 0; j < 8; ++j) v[j] = fmaf(v[j], norms[i].x, norms[i].y);
+      const uint2 narrow = {quantise4(v[0], v[1], v[2], v[3]), quantise4(v[4], v[5], v[6], v[7])};
+      const int unit = lane_ % 16 / 2 ^ (row & 7);
+      unsigned char* place = tokens(piece * 2 + lane_ / 16) + row * 128 + unit * 16 + lane_ % 2 * 8;
+      *reinterpret_cast<uint2*>(place) = narrow;
     }
   }
 
-  __device__ __forceinline__ void multiply() const {
+  // Two steps of K a piece, one a warpgroup; while the tensor cores have them the next piece is made.
+  __device__ __forceinline__ void multiply(const Rows& x, float factor) const {
+    static_assert(S::kGroups == 2, "a step of a piece a warpgroup");
+    float2 norms[S::kWarpTokens];
+#pragma unroll
+    for (int i = 0; i < S::kWarpTokens; ++i) {
+      const float2 m = moments(min(token(i), in_.tokens - 1), factor);
+      norms[i] = {m.y, -m.x * m.y};
+    }
     float sums[S::kRows / 2];
 #pragma unroll
-    for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
-      const int step = turn * S::kGroups + group_;
+    for (int piece = 0; piece < S::kPieces; ++piece) {
+      leave(x, piece, norms);
+      publish_shared();
+      __syncthreads();  // the piece
+      if (piece == 0) pdl_trigger();  // x has come: what the next kernel fetches ahead would be in its way
+      const int step = piece * 2 + group_;
       barrier_wait(full(step), 0);
-      this->multiply_step(step, sums, turn > 0);
+      this->multiply_step(step, sums, piece > 0);
     }
     wgmma_wait<0>();
     __syncthreads();  // nobody reads what lies where the sums go

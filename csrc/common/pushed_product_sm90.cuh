@@ -22,7 +22,7 @@ template <int kSets_, int kSet_, int kSteps_, int kSplit_>
 struct PushedShape {
   using Weight = bf16;
   static constexpr bool kNorm = true, kCentred = true, kBlockScope = false, kOwnStays = true, kLate = false;
-  static constexpr bool kWhole = false;
+  static constexpr bool kWhole = false, kByTokens = false;
   static constexpr int kVectors = 2;  // of shift
   static constexpr int kSets = kSets_, kSet = kSet_, kRows = kSets * kSet, kSteps = kSteps_, kSplit = kSplit_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups, kTurns = kSteps / kGroups;
@@ -96,7 +96,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
     prefetch_map(*in_.rows);
-    const uint32_t rows = count(split_), moments = S::kSplit * S::kGroups * rows * 8;
+    const uint32_t rows = count(split_), moments = in_.moments ? 0 : S::kSplit * S::kGroups * rows * 8;
 #pragma unroll
     for (int set = 0; set < S::kSets; ++set) {
       expect_bytes(barrier(set), (S::kSplit - 1) * (rows + 2) * S::kSet * 4 + (set == 0 ? moments : 0));
@@ -117,6 +117,19 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
     }
   }
 
+  // Moments that the kernel in front has left of the rows that this block finishes, while x is on its way.
+  __device__ __forceinline__ float2* merged() const {
+    return reinterpret_cast<float2*>(shared_ + S::kMerged);
+  }
+  __device__ __forceinline__ void merge_moments() const {
+    if (thread_ >= (S::kOwnTokens * 4 + 31) / 32 * 32) return;
+    const int row = thread_ / 4;
+    SlabMoments slabs;
+    slabs.load(in_.moments, in_.slabs, min(first(split_) + row, in_.tokens - 1));
+    const float2 found = slabs.merge(in_.slabs, S::kInner, in_.eps);
+    if (row < S::kOwnTokens && thread_ % 4 == 0) merged()[row] = found;
+  }
+
   // All sets, to where they are finished: behind it only barriers say what has come.
   __device__ __forceinline__ void multiply() {
     uint32_t x[S::kTurns][4][4];
@@ -127,7 +140,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
       this->load_operands(step, x[turn]);
     }
     float y[S::kSet / 2], mine[S::kSet / 4];
-    float2 moments;
+    float2 moments = {0.0f, 0.0f};
 #pragma unroll
     for (int set = 0; set <= S::kSets; ++set) {
       if (set > 0) {
@@ -142,7 +155,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
         product(x, set, y);
       }
       if (set == 0) {
-        moments = own_moments();
+        if (!in_.moments) moments = own_moments();
         wgmma_sync(1 + group_, 128);  // what is handed goes where the warpgroup has read
         if (S::kOver) cluster_arrive_relaxed();  // x is used
         continue;
@@ -151,7 +164,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
       if (set < S::kSets) __syncthreads();  // nobody reads what is handed any more
       if (S::kOver && set != 2) cluster_wait();  // there is room in all blocks
       push_sums(mine, set - 1);
-      if (set == 1) push_moments(moments);
+      if (set == 1 && !in_.moments) push_moments(moments);
     }
   }
 
@@ -174,6 +187,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
   }
   // A row's mean, and what differences from it are multiplied by.
   __device__ __forceinline__ float2 received_moments(int row) const {
+    if (in_.moments) return merged()[row];
     const float2* p = reinterpret_cast<const float2*>(shared_ + S::kMoments) + row;
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
@@ -283,8 +297,8 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
         this->add_moments(turn * S::kGroups + group_, squares, totals);
       }
     }
-    const float2 upper = {this->sum_of_four(squares[0]), this->sum_of_four(totals[0])};
-    const float2 lower = {this->sum_of_four(squares[1]), this->sum_of_four(totals[1])};
+    const float2 upper = {lane_sum<4>(squares[0]), lane_sum<4>(totals[0])};
+    const float2 lower = {lane_sum<4>(squares[1]), lane_sum<4>(totals[1])};
     return lane_ % 4 == 0 ? upper : lower;
   }
   __device__ __forceinline__ void push_moments(const float2& moments) const {

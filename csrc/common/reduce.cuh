@@ -5,12 +5,16 @@ namespace flashrt {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Sum over the 32 lanes, the same bits in every lane.
-__device__ __forceinline__ float warp_sum(float value) {
+// Sum over kLanes neighbours, a power of two, the same bits in each of them.
+template <int kLanes>
+__device__ __forceinline__ float lane_sum(float value) {
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
+
+// Sum over the 32 lanes, the same bits in every lane.
+__device__ __forceinline__ float warp_sum(float value) { return lane_sum<32>(value); }
 
 // Sum over a block of at most 1,024 threads (whole warps), the same bits in every thread.
 // `slots` is shared memory for 32 floats that no thread still reads.

@@ -26,10 +26,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
-#include "few_rows.cuh"
+#include "few_rows_by_tokens.cuh"
 #include "mma.cuh"
 #include "pdl.cuh"
+#include "row_moments.cuh"
 #include "wgmma.cuh"
 
 namespace flashrt {
@@ -46,7 +48,7 @@ struct StreamedShape {
   using Weight = Weight_;
   static constexpr int kColumns = 128 / sizeof(Weight);  // of a step
   static constexpr bool kWhole = false, kNorm = kNorm_, kCentred = kNorm_, kSteady = true;
-  static constexpr bool kBlockScope = false;
+  static constexpr bool kBlockScope = false, kByTokens = false;
   static constexpr bool kOwnStays = kSlim_;
   static constexpr int kVectors = 2;  // of shift; those of gain are ones and what x is grown by
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
@@ -82,7 +84,8 @@ struct StreamedShape {
   static constexpr int kTotals = kSquares + (kNorm ? kSquareParts * kTokens * 4 : 0);
   static constexpr int kFrom = kSplit - (kOwnStays ? 1 : 0);
   static constexpr int kReceived = kTotals + (kNorm ? kSquareParts * kTokens * 4 : 0);
-  static constexpr int kReceivedSquares = kReceived + (kSplit > 1 ? kFrom * kTokens * kOwn * 16 : 0);
+  static constexpr int kPushed = kSplit > 1 ? kFrom * kTokens * kOwn * PushedSums<Weight>::kBytes : 0;
+  static constexpr int kReceivedSquares = kReceived + kPushed;
   static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kFrom * kTokens * 8 : 0);
   static constexpr int kCounted = 1 + kStages + (kApart ? kTokenStages : 0);  // barriers
   static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
@@ -90,12 +93,27 @@ struct StreamedShape {
   static_assert(kStageBytes % 1024 == 0 && kBarriers % 8 == 0, "aligned");
 };
 
+// The same with blocks that finish some of the tokens each (few_rows_by_tokens.cuh).
+template <class Shape>
+struct ByTokens : Shape {
+  template <class Op>
+  using Product = StreamedProduct<ByTokens, Op>;
+  static constexpr bool kByTokens = true;
+  static constexpr int kLanes = Shape::kItems <= 8 ? 8 : Shape::kItems <= 16 ? 16 : 32;
+  static constexpr int kOwnTokens = Shape::kMaxTokens / Shape::kSplit;
+  static_assert(Shape::kSplit > 1 && !Shape::kNorm && Shape::kItems <= 32, "tokens to share out, in a warp");
+  static_assert(Shape::kMaxTokens % Shape::kSplit == 0, "as much is pushed as of items");
+};
+
 #ifdef FLASHRT_SM90A
 
 template <class S, class Op>
-class StreamedProduct : protected FewRows<S, Op> {
+using StreamedEnd = std::conditional_t<S::kByTokens, FewRowsByTokens<S, Op>, FewRows<S, Op>>;
+
+template <class S, class Op>
+class StreamedProduct : protected StreamedEnd<S, Op> {
  protected:
-  using Base = FewRows<S, Op>;
+  using Base = StreamedEnd<S, Op>;
   using Base::barrier, Base::floats, Base::in_, Base::lane_, Base::op_, Base::shared_, Base::split_;
   using Base::thread_, Base::tile_, Base::warp_, Base::kWeightsCame;
 
@@ -122,6 +140,9 @@ class StreamedProduct : protected FewRows<S, Op> {
     if constexpr (S::kSplit > 1) cluster_wait();
     pdl_wait();
     if (thread_ == 0) fetch_first_tokens();
+    if constexpr (S::kNorm) {
+      if (in_.moments) merge_moments();
+    }
     this->fetch();
     multiply();
     this->collect();
@@ -206,7 +227,7 @@ class StreamedProduct : protected FewRows<S, Op> {
       if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
       multiply_step(step, sums, turn > 0);
       if constexpr (S::kNorm) {
-        if (slab_ < S::kMaxTokens / 16) add_moments(step, squares, totals);
+        if (slab_ < S::kMaxTokens / 16 && !in_.moments) add_moments(step, squares, totals);
       }
       wgmma_wait<0>();
       if (step + S::kTokenStages < S::kSteps) {
@@ -226,7 +247,9 @@ class StreamedProduct : protected FewRows<S, Op> {
     }
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
-    if constexpr (S::kNorm) leave_moments(squares, totals);
+    if constexpr (S::kNorm) {
+      if (!in_.moments) leave_moments(squares, totals);
+    }
   }
 
   // The four products of a step, onto sums of those before with `keep`.
@@ -305,6 +328,16 @@ class StreamedProduct : protected FewRows<S, Op> {
     }
   }
 
+  // Those that the kernel in front has left, while x is on its way.
+  __device__ __forceinline__ void merge_moments() const {
+    static_assert(S::kMaxTokens * 4 <= S::kThreads, "four lanes a token");
+    const int token = thread_ / 4;
+    SlabMoments slabs;
+    slabs.load(in_.moments, in_.slabs, min(token, in_.tokens - 1));
+    const float2 merged = slabs.merge(in_.slabs, S::kInner, in_.eps);
+    if (token < in_.tokens && thread_ % 4 == 0) this->merged()[token] = merged;
+  }
+
   // Of a step whose operands are conditioned already: its tile is there until it is fetched again.
   __device__ __forceinline__ void add_moments(int step, float (&squares)[2], float (&totals)[2]) const {
     const int row = slab_ * 16 + lane_ % 16;
@@ -345,17 +378,13 @@ class StreamedProduct : protected FewRows<S, Op> {
     if (slab_ >= S::kMaxTokens / 16) return;  // no rows of x
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float square = sum_of_four(squares[half]), total = sum_of_four(totals[half]);
+      const float square = lane_sum<4>(squares[half]);
+      const float total = lane_sum<4>(totals[half]);
       const int at = group_ * S::kTokens + slab_ * 16 + half * 8 + lane_ / 4;
       if (lane_ % 4 != 0) continue;
       floats(S::kSquares)[at] = square;
       floats(S::kTotals)[at] = total;
     }
-  }
-  // Over the four lanes that have the same tokens.
-  __device__ __forceinline__ static float sum_of_four(float v) {
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
   }
 
   int group_, slab_;

@@ -8,8 +8,11 @@
 // W [N, K] bf16, packed: x and W come as tile maps of 64 columns by the rows of a block
 // or x [A, K] and W both E4M3, each with a scale [1] float32: maps of 128 columns; behind a norm, which has
 // no gain and no shift then, x is bf16, rows x_stride elements apart, and n quantised with x_scale
+// moments (row_moments.cuh) of x or of y, or null: a norm then takes them of x itself; those of y are left of
+// N / rows slabs
 // act as in activation.cuh, without the form with the error function
-// float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16
+// float32 sums and epilogue, one rounding into y; x + x (gain - 1) is rounded to bf16, and so is what a block
+// adds to the sums of E4M3 products that another finishes
 // needs A <= 48, at K = 3072 A <= 16 behind a norm and as named, or 32, else;
 // K as named, N a multiple of the rows of a block; grid of N / rows clusters; no workspace
 // bound: memory, 2 K N bytes; half of it with E4M3
@@ -24,9 +27,11 @@
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, 2)                        \
       name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
            const float* gain, const float* shift, const flashrt::bf16* bias, flashrt::Out* y,      \
-           const float* out_scale, int tokens, int y_stride, int activation, float eps) {          \
+           const float* out_scale, const float* moments, int slabs, int tokens, int y_stride,      \
+           int activation, float eps) {                                                            \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
-        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x},                     \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x, nullptr, moments,    \
+         slabs},                                                                                   \
         flashrt::LinearOut<flashrt::Shape, flashrt::Out>{{}, y, bias, nullptr, y_stride, 0,        \
                                                          activation, {}, {}, out_scale});          \
   }
@@ -44,12 +49,12 @@
 #define FLASHRT_LINEAR(name, Shape, blocks)                                                        \
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
-           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y, int tokens, \
-           int y_stride, int residual_stride, int activation) {                                    \
+           const flashrt::bf16* bias, const flashrt::bf16* residual, flashrt::bf16* y,             \
+           float* moments, int tokens, int y_stride, int residual_stride, int activation) {        \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
-        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
-                                           activation, {}, {}});                                   \
+        flashrt::MomentsOut<flashrt::Shape>{                                                       \
+            {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, moments});     \
   }
 
 // The same with E4M3 rows and weights.
@@ -57,12 +62,12 @@
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
       name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
            const float* x_scale, const float* weight_scale, const flashrt::bf16* bias,             \
-           const flashrt::bf16* residual, flashrt::bf16* y, int tokens, int y_stride,              \
-           int residual_stride, int activation) {                                                  \
+           const flashrt::bf16* residual, flashrt::bf16* y, float* moments, int tokens,            \
+           int y_stride, int residual_stride, int activation) {                                    \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, weight_scale, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x, x_scale}, \
-        flashrt::LinearOut<flashrt::Shape>{{}, y, bias, residual, y_stride, residual_stride,       \
-                                           activation, {}, {}});                                   \
+        flashrt::MomentsOut<flashrt::Shape>{                                                       \
+            {{}, y, bias, residual, y_stride, residual_stride, activation, {}, {}}, moments});     \
   }
 
 // Behind a norm that has neither gain nor shift, with E4M3 weights; n is quantised with x_scale. A block
@@ -71,11 +76,11 @@
   extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads * 3 / 2, 1)                \
       name(const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight,                     \
            const float* x_scale, const float* weight_scale, const flashrt::bf16* bias,             \
-           flashrt::Out* y, const float* out_scale, int tokens, int x_stride, int y_stride,        \
-           int activation, float eps) {                                                            \
+           flashrt::Out* y, const float* out_scale, const float* moments, int slabs, int tokens,   \
+           int x_stride, int y_stride, int activation, float eps) {                                \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {x, nullptr, weight_scale, &weight, nullptr, nullptr, eps, tokens, x_stride, nullptr,      \
-         x_scale},                                                                                 \
+         x_scale, moments, slabs},                                                                 \
         flashrt::LinearOut<flashrt::Shape, flashrt::Out>{{}, y, bias, nullptr, y_stride, 0,        \
                                                          activation, {}, {}, out_scale});          \
   }
@@ -91,18 +96,18 @@ using NormLinear1536x72 = StreamedShape<72, 12, 2, 4, true>;
 static_assert(NormLinear1536x72::kSharedBytes == 82768, "as the launcher has it");
 using NormLinear1536x96 = StreamedShape<96, 12, 2, 6, true, 48, false, 4, true>;
 static_assert(NormLinear1536x96::kSharedBytes == 114272, "as the launcher has it");
-using Linear1536x32 = StreamedShape<32, 6, 4, 6, false>;
+using Linear1536x32 = ByTokens<StreamedShape<32, 6, 4, 6, false>>;
 static_assert(Linear1536x32::kSharedBytes == 67648, "as the launcher has it");
-using Linear1536x48 = StreamedShape<48, 6, 4, 6, false>;
+using Linear1536x48 = ByTokens<StreamedShape<48, 6, 4, 6, false>>;
 static_assert(Linear1536x48::kSharedBytes == 83008, "as the launcher has it");
-using Linear1536x96 = StreamedShape<96, 12, 2, 4, false>;
+using Linear1536x96 = ByTokens<StreamedShape<96, 12, 2, 4, false>>;
 static_assert(Linear1536x96::kSharedBytes == 92208, "as the launcher has it");
-using Linear6144x96 = StreamedShape<96, 12, 8, 6, false, 48, false, 4, true>;
+using Linear6144x96 = ByTokens<StreamedShape<96, 12, 8, 6, false, 48, false, 4, true>>;
 static_assert(Linear6144x96::kSharedBytes == 114528, "as the launcher has it");
-using Linear6144x96Fp8 = StreamedShape<96, 6, 8, 4, false, 48, false, 4, true, e4m3>;
-static_assert(Linear6144x96Fp8::kSharedBytes == 89904, "as the launcher has it");
+using Linear6144x96Fp8 = ByTokens<StreamedShape<96, 6, 8, 6, false, 48, false, 4, true, e4m3>>;
+static_assert(Linear6144x96Fp8::kSharedBytes == 106464, "as the launcher has it");
 using NormLinear1536x96Fp8 = NormedShape<96, 6, 2>;
-static_assert(NormLinear1536x96Fp8::kSharedBytes == 120656, "as the launcher has it");
+static_assert(NormLinear1536x96Fp8::kSharedBytes == 116048, "as the launcher has it");
 
 // For weights of 19 to 88 MB: every multiprocessor but four has a block that streams 150 to 700 KB. Named
 // for the rows of a block, and for the most tokens where another takes more. Any that follow each other in
@@ -115,9 +120,9 @@ using NormLinear3072x112 = StreamedShape<112, 48, 1, 6, true, 16, true>;
 static_assert(NormLinear3072x112::kSharedBytes == 117152, "as the launcher has it");
 static_assert(SquaresOut<NormLinear3072x96>::kRun * 4 == 24, "as the launcher has it");
 static_assert(SquaresOut<NormLinear3072x144>::kRun * 4 == 24, "as the launcher has it");
-using Linear3072x96Few = StreamedShape<96, 12, 4, 6, false, 16, true>;
+using Linear3072x96Few = ByTokens<StreamedShape<96, 12, 4, 6, false, 16, true>>;
 static_assert(Linear3072x96Few::kSharedBytes == 92224, "as the launcher has it");
-using Linear3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
+using Linear3072x96 = ByTokens<StreamedShape<96, 12, 4, 6, false, 32, true>>;
 static_assert(Linear3072x96::kSharedBytes == 110656, "as the launcher has it");
 
 }  // namespace flashrt

@@ -3,6 +3,7 @@
 // rows themselves (_self), then W makes q|k|v
 // x [A, K], k, v [N, H, d], out [A, H d] bf16, rows of k, v and out *_stride elements apart, the heads of
 // a row side by side; W [H d, K] or [3 H d, K] bf16, packed; b as many; gain, shift [K] float32 or null;
+// moments (row_moments.cuh) of x, or null: then the blocks take them of x themselves
 // keys j with prefix_length[0] <= j < prefix_rows are hidden (null: none) and never read
 // x and W come as tile maps of 64 columns by 48 rows; kept as in attention_heads.cu
 // float32 sums, norm, softmax; x + x (gain - 1), q, k, v and probabilities are rounded to bf16
@@ -32,28 +33,29 @@ struct NormAttentionShape : PushedShape<kTensors, kHead, 6, 4> {
   static constexpr int kHeadPitch = kHead + 8;  // elements; eight rows of an ldmatrix lie in different banks
   static constexpr int kQueryBytes = heads::kRows * kHeadPitch * 2;
   static constexpr int kKeyBytes = Base::kMaxTokens * kHeadPitch * 2;
-  static constexpr int kBias = Base::kPushedEnd, kBiasEnd = kBias + Base::kRows * 2;
+  static constexpr int kBias = Base::kPushedEnd, kMerged = kBias + Base::kRows * 2;
+  static constexpr int kMergedEnd = kMerged + Base::kOwnTokens * 8;
   static_assert(Base::kOwnTokens <= heads::kRows, "a tile of queries a block");
 };
 
 struct ContextAttention : NormAttentionShape<1> {
   using Attention = heads::Shape<kHead, 1, 3>;
   static constexpr bool kSelf = false;
-  static constexpr int kQueries = kBiasEnd, kAttention = kQueries + kQueryBytes;
+  static constexpr int kQueries = kMergedEnd, kAttention = kQueries + kQueryBytes;
   static constexpr int kBarriers = kAttention + Attention::kSharedBytes;
   static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
   static_assert(kHeadPitch == Attention::kPitch && kQueries % 16 == 0, "as the attention wants them");
 };
-static_assert(ContextAttention::kSharedBytes == 104768, "as the launcher has it");
+static_assert(ContextAttention::kSharedBytes == 104864, "as the launcher has it");
 
 struct SelfAttention : NormAttentionShape<3> {
   static constexpr bool kSelf = true;
   static constexpr int kQueries = kRoom, kKeys = kQueries + kQueryBytes, kValues = kKeys + kKeyBytes;
   static_assert(kValues + kKeyBytes <= kRoomEnd, "over used tiles");
-  static constexpr int kBarriers = kBiasEnd;
+  static constexpr int kBarriers = kMergedEnd;
   static constexpr int kSharedBytes = (kBarriers + (1 + kCounted) * 8 + 15) / 16 * 16;
 };
-static_assert(SelfAttention::kSharedBytes == 113312, "as the launcher has it");
+static_assert(SelfAttention::kSharedBytes == 113408, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -120,6 +122,7 @@ class NormAttention : PushedProduct<S> {
     cluster_wait();
     pdl_wait();
     if (thread_ == 0) this->fetch_tokens();
+    if (in_.moments) this->merge_moments();
   }
 
   // The block's queries and its keys and values, these to all blocks.
@@ -195,12 +198,14 @@ class NormAttention : PushedProduct<S> {
   extern "C" __global__ void __launch_bounds__(256, 2) name(                                       \
       const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,           \
       const float* gain, const float* shift, const flashrt::bf16* bias, const flashrt::bf16* k,    \
-      const flashrt::bf16* v, const int* prefix_length, flashrt::bf16* out, int tokens, int keys,  \
-      int prefix_rows, int kept, int k_stride, int v_stride, int out_stride, float eps,            \
-      float scale) {                                                                               \
+      const flashrt::bf16* v, const int* prefix_length, const float* moments, flashrt::bf16* out,  \
+      int slabs, int tokens, int keys, int prefix_rows, int kept, int k_stride, int v_stride,      \
+      int out_stride, float eps, float scale) {                                                    \
     flashrt::NoFinish op;                                                                          \
     flashrt::NormAttention<flashrt::Shape>(                                                        \
-        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x}, op)                 \
+        {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x, nullptr, moments,    \
+         slabs},                                                                                   \
+        op)                                                                                        \
         .run({nullptr, k, v, prefix_length, tokens, keys, prefix_rows, 0, k_stride, v_stride, 1,   \
               0, scale * 1.4426950408889634f},                                                     \
              bias, out, out_stride, kept);                                                         \

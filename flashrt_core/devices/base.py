@@ -16,6 +16,7 @@ from torch import Tensor
 from ..contract import BufferSpec, DType
 from ..errors import CaptureError
 from ..kernels.op import Lane, Op
+from ..kernels.row_moments import RowMoments
 from .transfer import Rows, Transfer
 
 Segment = tuple[str, Callable[[Lane], None]]  # name of the stage, its body
@@ -207,6 +208,8 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
+        elif isinstance(value, RowMoments):
+            yield value.values
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
 

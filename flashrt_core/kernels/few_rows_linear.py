@@ -18,6 +18,7 @@ from .launch import Launcher, require_bf16
 from .low_bit import require_e4m3
 from .maths import ACTIVATIONS, Activation
 from .quantised import E4M3
+from .row_moments import RowMoments, left_moments
 from .skinny import SkinnyPlan, Squares, busiest
 
 #: Most rows of x that the copy engine fetches.
@@ -61,7 +62,7 @@ LINEAR_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
         streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
         streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
     ),
-    E4M3: (streamed_plan("linear", 6144, 96, 89904, 8, weights="fp8"),),
+    E4M3: (streamed_plan("linear", 6144, 96, 106464, 8, weights="fp8"),),
 }
 NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
     torch.bfloat16: (
@@ -75,7 +76,7 @@ NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
     ),
     E4M3: (
         SkinnyPlan(
-            "layer_norm_linear_k1536_96_fp8_sm90", 1536, 48, 96, 120656, cluster=2, tiles=True
+            "layer_norm_linear_k1536_96_fp8_sm90", 1536, 48, 96, 116048, cluster=2, tiles=True
         ),
     ),
 }
@@ -126,6 +127,7 @@ def layer_norm_linear_few_rows(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
     squares: Squares | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does.
@@ -153,7 +155,8 @@ def layer_norm_linear_few_rows(
         args: tuple[Any, ...] = (*found, values, *counts, values.shape[1], eps)
         plan.with_squares().launch(launcher, weight.shape[0], args)
         return True
-    args = (*found, out_scale, *counts, list(ACTIVATIONS).index(activation), eps)
+    left = (out_scale, *left_moments(moments))
+    args = (*found, *left, *counts, list(ACTIVATIONS).index(activation), eps)
     plan.launch(launcher, weight.shape[0], args)
     return True
 
@@ -169,8 +172,11 @@ def linear_few_rows(
     residual: Tensor | None,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> bool:
     """Launches the op where a kernel takes it; arguments as the op's. Whether one does."""
+    if moments is not None:
+        moments.leave(0)  # unless a kernel leaves more
     if weight.dtype is torch.uint8 and weight_scale is not None:
         behind = Ends(bias, activation, residual=residual)
         return four_bit_linear(launcher, "linear", x, weight, weight_scale, out, behind)
@@ -188,7 +194,8 @@ def linear_few_rows(
         require_bf16("linear", x=x)
     require_bf16("linear", bias=bias, out=out, residual=residual)
     ends = (out.stride(0), 0 if residual is None else residual.stride(0))
-    found = (plan.x(x), plan.weight(weight), *scales, bias, residual, out)
+    room = None if moments is None else moments.leave(weight.shape[0] // plan.rows)
+    found = (plan.x(x), plan.weight(weight), *scales, bias, residual, out, room)
     args = (*found, x.shape[0], *ends, list(ACTIVATIONS).index(activation))
     plan.launch(launcher, weight.shape[0], args)
     return True

@@ -20,6 +20,7 @@ from .layer_norm_linear import (
 from .op import Lane, Op
 from .quantised import given
 from .rms_norm import rms_norm_launch, rms_norm_ref
+from .row_moments import RowMoments, left_moments, moments_setting
 from .skinny import SkinnyPlan, Squares
 
 
@@ -46,6 +47,7 @@ def layer_norm_attention_ref(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """The ops in turn; what the first and a norm make is rounded to the format of ``q``."""
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
@@ -75,7 +77,7 @@ def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
 
 
 #: Over keys that are there, and over the rows themselves.
-_CONTEXT_PLAN, _SELF_PLAN = _plan("", 104_768), _plan("_self", 113_312)
+_CONTEXT_PLAN, _SELF_PLAN = _plan("", 104_864), _plan("_self", 113_408)
 
 
 def layer_norm_attention_launch(
@@ -102,6 +104,7 @@ def layer_norm_attention_launch(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """One kernel where it was built for the shape: a cluster a head; two of which the second has
     the norm of queries in front; else the ops in turn.
@@ -121,8 +124,9 @@ def layer_norm_attention_launch(
     plain = q_norm is None and key_bias is None and segments == 1
     if launcher.architecture == 90 and plain and wide and packed and built:
         require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
-        pointers = (gain, shift, bias, k, v, prefix_length, out)
-        counts = (rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
+        values, slabs = left_moments(moments)
+        pointers = (gain, shift, bias, k, v, prefix_length, values, out)
+        counts = (slabs, rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
         strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
         args = (plan.x(x), plan.weight(weight), *pointers, *counts, *strides, eps, scale)
         plan.launch(launcher, out.shape[1], args)
@@ -217,22 +221,21 @@ def layer_norm_attention(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """``layer_norm_linear`` of x into queries, then ``attention`` of each head over its own keys.
 
     Args:
-        lane: where the op goes.
-        x: [M, D] float, the residual stream.
-        gain, shift, x_scale, weight_scale: as of ``layer_norm_linear``; scale as of ``attention``.
+        lane, x: where the op goes; [M, D] float, the residual stream.
+        gain, shift, x_scale, weight_scale, out_scale, moments: as of ``layer_norm_linear``.
         weight: [H d, D] float; rows q|k|v, [3 H d, D], where ``k`` is None.
         bias: [H d] or [3 H d] float, or None.
         q: [M, H d] or [M, 3 H d] float: what the product makes may be left here, or not.
         k, v: [N, H, d] float; None: rows attend to each other.
         out: [M, H d] float, apart from all others.
-        head_dim, eps: d; what is added to the (biased) variance.
+        head_dim, eps, scale: d; what is added to the (biased) variance; as of ``attention``.
         prefix_length, prefix_rows, kept, segments, key_bias: as of ``attention``; not without k.
         q_norm: [H d] float32, weight of an ``rms_norm`` of q in front, with that eps; likewise.
-        out_scale: [1] float32, of a float8_e4m3fn ``out``.
 
     Raises:
         ContractError: shapes, formats or devices do not fit.
@@ -246,12 +249,13 @@ def layer_norm_attention(
     check.tensor("q", q, ("M", merged))
     if bias is not None:
         check.tensor("bias", bias, (merged,))
-    mask = _check_keys(check, k, v, head_dim, prefix_length, prefix_rows)
-    mask |= _check_rest(check, q_norm, segments, key_bias) | ({"kept": True} if kept else {})
+    settings: dict[str, Any] = {"head_dim": head_dim, "eps": eps, "scale": scale}
+    settings |= _check_keys(check, k, v, head_dim, prefix_length, prefix_rows)
+    settings |= _check_rest(check, q_norm, segments, key_bias) | ({"kept": True} if kept else {})
     for name, value in given(x=x, q=q, k=k, v=v).items():
         check.apart("out", out, name, value)
-    scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
-    settings: dict[str, Any] = {"head_dim": head_dim, "eps": eps, "scale": scale, **mask, **scales}
+    settings |= given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
+    settings |= moments_setting(check, moments)
     lane.issue(LAYER_NORM_ATTENTION, x, gain, shift, weight, bias, q, k, v, out, **settings)
 
 

@@ -15,6 +15,7 @@ from .maths import ACTIVATIONS, Activation, layer_normalise, matmul
 from .op import Lane, Op
 from .product_rows import product_rows_launch
 from .quantised import E4M3, given, store
+from .row_moments import RowMoments, moments_setting
 
 
 def layer_norm_linear_ref(
@@ -30,8 +31,9 @@ def layer_norm_linear_ref(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
-    """float32 throughout, one rounding into ``out``."""
+    """float32 throughout, one rounding into ``out``; moments are those of ``x`` in any case."""
     y = matmul(layer_normalise(x, gain, shift, eps), weight, x_scale, weight_scale)
     if bias is not None:
         y.add_(bias)
@@ -52,11 +54,13 @@ def layer_norm_linear_launch(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and what follows it."""
     ends: dict[str, Any] = {"eps": eps, "activation": activation, "out_scale": out_scale}
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
-    if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **ends, **scales):
+    few: dict[str, Any] = {**ends, **scales, "moments": moments}
+    if layer_norm_linear_few_rows(launcher, x, gain, shift, weight, bias, out, **few):
         return
     (rows, width), columns = x.shape, weight.shape[0]
     scratch = launcher.workspace(rows * (width + columns))
@@ -122,6 +126,7 @@ def layer_norm_linear(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    moments: RowMoments | None = None,
 ) -> None:
     """out = act(n W^T + b), n = (x - mean) / sqrt(var + eps) * gain + shift.
 
@@ -140,6 +145,7 @@ def layer_norm_linear(
         weight_scale: float32, of a quantised ``weight``: [1] beside ``x_scale``, else [N], a row's;
             [N, D/run] of four bits.
         out_scale: [1] float32, of a float8_e4m3fn ``out``.
+        moments: those of ``x``, as the op that wrote it has left them; None where none does.
 
     Raises:
         ContractError: shapes, formats, devices or the activation do not fit.
@@ -156,4 +162,5 @@ def layer_norm_linear(
     check.choice("activation", activation, tuple(ACTIVATIONS))
     scales = given(x_scale=x_scale, weight_scale=weight_scale, out_scale=out_scale)
     settings: dict[str, Any] = {"eps": eps, "activation": activation}
+    settings |= moments_setting(check, moments)
     lane.issue(LAYER_NORM_LINEAR, x, gain, shift, weight, bias, out, **settings, **scales)

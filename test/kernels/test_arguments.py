@@ -16,6 +16,7 @@ from flashrt_core import gemm
 from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.errors import ContractError
 from flashrt_core.kernels.op import Op
+from flashrt_core.kernels.row_moments import RowMoments
 
 from .helpers import normal, run
 
@@ -337,6 +338,14 @@ def test_half_an_affine_norm(name: str, gain: str, shift: str) -> None:
     for missing in (gain, shift):
         with pytest.raises(ContractError, match=f"'{gain}' and '{shift}': expected both or none"):
             issue(name, {**tensors, missing: None}, scalars)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", ["linear", "layer_norm_linear", "layer_norm_attention"])
+def test_moments_without_room(name: str) -> None:
+    tensors, scalars = GOOD[name]
+    moments = RowMoments(f32(tensors["x"].shape[0], 2))
+    with pytest.raises(ContractError, match=f"{name}: argument 'moments': expected .* 64"):
+        issue(name, tensors, {**scalars, "moments": moments})
 
 
 def test_gains_of_heads_that_are_not_there() -> None:

@@ -20,6 +20,7 @@ from flashrt_core.kernels.layer_norm_attention import (
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear, layer_norm_linear_ref
 from flashrt_core.kernels.quantised import E4M3, quantise, quantise_rows, quantise_whole
+from flashrt_core.kernels.row_moments import RowMoments
 from test.gpu import EMULATED, PLACE, error, run, runs_kernels, synchronize
 
 from .test_cuda_low_bit import FAST, MORE_STEPS
@@ -285,21 +286,32 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
         stored, weight_scale = quantise_whole(weights[2].float())
         up = (stored, biases[2])
         into |= {"x_scale": one, "weight_scale": weight_scale}
+    moments = RowMoments(empty(41, 2 * RowMoments.MOST, dtype=F32))
+    settings["moments"] = into["moments"] = moments
+    ends: dict[str, Any] = {"residual": x, "moments": moments}
     ops: list[Callable[[Any], None]] = [
         lambda lane: layer_norm_attention(
             lane, x, gain, shift, *qkv, merged, None, None, mixed, **settings
         ),
-        lambda lane: linear(lane, mixed, *project, x, residual=x),
+        lambda lane: linear(lane, mixed, *project, x, **ends),
         lambda lane: layer_norm_linear(
             lane, x, None, None, *up, hidden, eps=1e-5, activation="gelu_tanh", **into
         ),
-        lambda lane: linear(lane, hidden, *down, x, residual=x, **scales),
+        lambda lane: linear(lane, hidden, *down, x, **ends, **scales),
         lambda lane: layer_norm_attention(
             lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **settings, kept=True
         ),
-        lambda lane: linear(lane, mixed, *project, x, residual=x),
+        lambda lane: linear(lane, mixed, *project, x, **ends),
     ]
+    assert_early_is_late(device, ops, x, moments)
+
+
+def assert_early_is_late(
+    device: Any, ops: list[Callable[[Any], None]], x: torch.Tensor, moments: RowMoments
+) -> None:
+    """Four times these ops, which change x: one by one, and behind each other without a stop."""
     start = x.clone()
+    moments.slabs = 0
     for _ in range(4):
         for op in ops:
             run(device, op)
@@ -308,6 +320,7 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
     x.copy_(start)
 
     def whole(lane: Any) -> None:
+        moments.slabs = 0
         for _ in range(4):
             for op in ops:
                 op(lane)

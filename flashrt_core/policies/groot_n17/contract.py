@@ -21,6 +21,7 @@ from ...contract import (
     StageSpec,
 )
 from ...errors import ContractError
+from ...kernels.row_moments import RowMoments
 from ...precision import Precision
 from ..plan_buffers import (
     affine,
@@ -233,6 +234,7 @@ def _scratch(config: GrootConfig, plan: Precision, views: int) -> Iterator[Buffe
     yield from into("adapter_images", images, text.width)
     yield from into("adapter_state", 1, head.hidden)
     yield from into("head_x", config.rows, head.width)
+    yield from into("head_moments", config.rows, 2 * RowMoments.MOST, dtype=_F32)
     yield from into("head_q", config.rows, head.width)
     yield from into("head_qkv", config.rows, 3 * head.width)
     yield from into("head_mixed", config.rows, head.width)

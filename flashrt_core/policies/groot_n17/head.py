@@ -11,6 +11,7 @@ from ...gemm import linear
 from ...kernels.layer_norm_attention import layer_norm_attention
 from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.op import Lane
+from ...kernels.row_moments import RowMoments
 from ..dense import Dense
 from .config import GrootConfig
 from .sites import dense
@@ -19,20 +20,27 @@ Buffers = Mapping[str, Tensor]
 
 
 def head_block(
-    lane: Lane, buffers: Buffers, config: GrootConfig, block: int, norm: Tensor, bucket: int
+    lane: Lane,
+    buffers: Buffers,
+    config: GrootConfig,
+    block: int,
+    norm: Tensor,
+    bucket: int,
+    moments: RowMoments,
 ) -> None:
     """x += Attn(LN(x)); x += MLP(LN(x)), by four ops.
 
-    ``norm`` [2, W]: gain and shift of the first norm, of the step's table; ``bucket``: text rows.
+    ``norm`` [2, W]: gain and shift of the first norm, of the step's table; ``bucket``: text rows;
+    ``moments``: of x, from one op to the next.
     """
     eps, x = config.adapter_eps, buffers["head_x"]
     out, fc1, fc2 = (dense(buffers, f"head.{name}", block) for name in ("out", "fc1", "fc2"))
     if block % 2:
-        _head_self_attention(lane, buffers, config, block // 2, norm, out)
+        _head_self_attention(lane, buffers, config, block // 2, norm, out, moments)
     else:
-        _head_context_attention(lane, buffers, config, block, norm, out, bucket)
+        _head_context_attention(lane, buffers, config, block, norm, out, bucket, moments)
     bias = buffers["head.out_bias"][block]
-    linear(lane, out.source, out.weight, bias, x, residual=x, **out.scales)
+    linear(lane, out.source, out.weight, bias, x, residual=x, moments=moments, **out.scales)
     layer_norm_linear(
         lane,
         x,
@@ -44,14 +52,21 @@ def head_block(
         eps=eps,
         activation="gelu_tanh",
         out_scale=fc2.x_scale,
+        moments=moments,
         **fc1.scales,
     )
     bias = buffers["head.fc2_bias"][block]
-    linear(lane, fc2.source, fc2.weight, bias, x, residual=x, **fc2.scales)
+    linear(lane, fc2.source, fc2.weight, bias, x, residual=x, moments=moments, **fc2.scales)
 
 
 def _head_self_attention(
-    lane: Lane, buffers: Buffers, config: GrootConfig, index: int, norm: Tensor, out: Dense
+    lane: Lane,
+    buffers: Buffers,
+    config: GrootConfig,
+    index: int,
+    norm: Tensor,
+    out: Dense,
+    moments: RowMoments,
 ) -> None:
     """The head's rows over themselves, into the source of ``out``."""
     site, head_dim = dense(buffers, "head.qkv", index), config.head.head_dim
@@ -69,6 +84,7 @@ def _head_self_attention(
         eps=config.adapter_eps,
         scale=head_dim**-0.5,
         out_scale=out.x_scale,
+        moments=moments,
         **site.scales,
     )
 
@@ -81,6 +97,7 @@ def _head_context_attention(
     norm: Tensor,
     out: Dense,
     bucket: int,
+    moments: RowMoments,
 ) -> None:
     """The head's rows over text rows or image rows, in turn, into the source of ``out``."""
     sizes, x = config.head, buffers["head_x"]
@@ -108,6 +125,7 @@ def _head_context_attention(
         scale=sizes.head_dim**-0.5,
         kept=True,
         out_scale=out.x_scale,
+        moments=moments,
         **mask,
         **site.scales,
     )

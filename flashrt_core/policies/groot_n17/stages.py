@@ -32,6 +32,7 @@ from ...kernels.layer_norm_linear import layer_norm_linear
 from ...kernels.offset_count import offset_count
 from ...kernels.op import Lane
 from ...kernels.rope_attention import rope_attention
+from ...kernels.row_moments import RowMoments
 from ..dense import Dense
 from ..layers import gated_layer, tower_layer
 from ..windows import STATE, image_input, views_of
@@ -269,8 +270,9 @@ def action(lane: Lane, buffers: Buffers, config: GrootConfig, shape: ShapeKey) -
         weight, bias = buffers["head.action_mix_weight"], buffers["head.action_mix_bias"]
         linear(lane, entry, weight, bias, x[1:], residual=buffers["head.position"])
         copy_rows(lane, buffers["state_token"], x[:1])
+        moments = RowMoments(buffers["head_moments"])
         for block in range(config.head.depth):
-            head_block(lane, buffers, config, block, table[block], shape.prompt_tokens)
+            head_block(lane, buffers, config, block, table[block], shape.prompt_tokens, moments)
         gain, shift = table[-1]
         weight, bias = buffers["head.exit_weight"], buffers["head.exit_bias"]
         last = (x[1:], gain, shift, weight, bias, exit_rows)
