@@ -39,6 +39,7 @@ def flashrt(*arguments: object, cwd: Path | None = None) -> subprocess.Completed
     )
 
 
+@pytest.mark.timed
 def test_demo_end_to_end(tmp_path: Path) -> None:
     """Of the recording that ships; a checkout without it makes one."""
     shipped = shipped_demo()
@@ -156,6 +157,7 @@ def add_foreign_topics(path: Path, source: Path) -> Path:
     return path
 
 
+@pytest.mark.timed
 def test_timed_replay_of_a_bag_with_foreign_topics(
     record: Callable[..., Path],
     parameter_path: Path,

@@ -115,7 +115,7 @@ def _serve(lines: Any) -> dict[str, Any] | None:
 
 
 def _main(descriptor: int) -> None:
-    import flashrt_core.load  # noqa: F401
+    import flashrt_core.load
     import flashrt_core.policies.pi05  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks ends nodes in their order

@@ -19,7 +19,7 @@ from flashrt_ros.stamps import to_ns
 from .controllers import ArmModel, SimulatedArm, followed, positions, stops
 from .harness import DEACTIVATE, Robot, wait_until
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 MS = 1_000_000
 STEP = np.array([0.01, 0.02, 0.015])  # rad in 10 ms
 START = np.zeros(3)

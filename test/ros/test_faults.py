@@ -31,15 +31,15 @@ from .harness import ACTIVATE, PARAMETERS, PolicyProcess, Robot, wait_until
 from .test_safe_action import MARGIN_NS, MS, PERIOD_NS, RUN, TRAJECTORY, Workcell
 from .test_time import SECOND, Simulation
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 MAX_AGE_S = {"front": 0.3, "joints": 0.2}
 STALL_S = float(os.environ.get("FLASHRT_STALL_SECONDS", "2"))
 BUSY = 81
 
 
 @pytest.fixture(scope="module")
-def cell(start: Callable[..., Robot]) -> Iterator[Workcell]:
-    workcell = Workcell(start(**RUN, **TRAJECTORY))
+def cell(start_for_all: Callable[..., Robot]) -> Iterator[Workcell]:
+    workcell = Workcell(start_for_all(**RUN, **TRAJECTORY))
     yield workcell
     assert_sound(workcell.robot)
     assert workcell.robot.target.stop() == 0

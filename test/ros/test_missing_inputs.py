@@ -24,8 +24,16 @@ CAMERAS = {
 }
 
 
+@pytest.mark.timed
 def test_a_held_camera_is_masked_and_comes_back(start: Callable[..., Robot]) -> None:
-    robot = start(rate_hz=20.0, camera__side__on_missing="hold", **CAMERAS)
+    robot = start(
+        rate_hz=20.0,
+        camera__side__on_missing="hold",
+        # A busy machine brings late what is sent.
+        camera__front__max_age_s=1.0,
+        joints__max_age_s=1.0,
+        **CAMERAS,
+    )
     robot.bring_up()
     robot.feed("front", "side", "joints")
     robot.wait_chunks(5)

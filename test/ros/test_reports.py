@@ -217,6 +217,7 @@ def test_an_observation_like_the_one_before_is_decided_on() -> None:
     assert len({decision.raw.tobytes() for decision in decisions}) == 3, "each with its own noise"
 
 
+@pytest.mark.timed
 def test_no_joint_state_is_lost_beside_decisions_and_services(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz=20.0, steps=10)
     robot.bring_up()
@@ -252,6 +253,7 @@ def test_no_joint_state_is_lost_beside_decisions_and_services(start: Callable[..
     assert (joints["lost"], joints["refused"], joints["accepted"]) == ("0", "0", str(sent))
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(240)
 def test_large_images_arrive_with_the_profile_that_ships(tmp_path: Path) -> None:
     """Without a segment that holds a frame, most of these are lost on the way."""

@@ -20,7 +20,7 @@ from .controllers import Controllers, positions, stops
 from .harness import ACTIVATE, DEACTIVATE, Robot, joint_state, wait_until
 from .test_outputs import schedule_of
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 MS = 1_000_000
 PERIOD_NS = 20 * MS
 # What a loaded machine of two cores may add to a control period, at most.
@@ -70,8 +70,8 @@ class Workcell:
 
 
 @pytest.fixture(scope="module")
-def cell(start: Callable[..., Robot]) -> Iterator[Workcell]:
-    workcell = Workcell(start(**RUN, **TRAJECTORY))
+def cell(start_for_all: Callable[..., Robot]) -> Iterator[Workcell]:
+    workcell = Workcell(start_for_all(**RUN, **TRAJECTORY))
     yield workcell
     assert workcell.robot.target.stop() == 0
     assert "unexpected exception" not in workcell.robot.target.log

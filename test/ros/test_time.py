@@ -78,6 +78,7 @@ def simulate() -> Iterator[Callable[..., Simulation]]:
         simulation.close()
 
 
+@pytest.mark.timed
 @pytest.mark.jazzy
 def test_simulated_time_paces_decisions_and_may_jump_back(
     start: Callable[..., Robot], simulate: Callable[..., Simulation]
