@@ -129,9 +129,8 @@ class Bench:
                 yield result
 
     def traces(self, cases: Sequence[Case], *, overlap: str = "on") -> Iterator[CaseTrace]:
-        """The kernels of each case. For a profiler's sake what a process times comes before it:
-
-        where one ran, later replays take some percent longer to the end of the process.
+        """The kernels of each case, to be asked for behind all that is timed in this process: where
+        a profiler ran once, later replays take some percent longer.
         """
         for case in cases:
             with self._session(case, overlap) as session:

@@ -62,11 +62,16 @@ def nodes_of(parameters: Path) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="session")
+def long_recording(record: Callable[..., Path]) -> Path:
+    """Fifteen seconds of tiny images."""
+    return record(seconds=15.0, width=8, height=8)
+
+
 @pytest.fixture
-def long_replay(record: Callable[..., Path], parameter_path: Path, tmp_path: Path) -> list[object]:
+def long_replay(long_recording: Path, parameter_path: Path, tmp_path: Path) -> list[object]:
     """Arguments of a replay that takes 15 seconds."""
-    bag = record(seconds=15.0, width=8, height=8)
-    return ["replay", bag, "--params", parameter_path, "--out", tmp_path]
+    return ["replay", long_recording, "--params", parameter_path, "--out", tmp_path]
 
 
 def runs(folder: Path) -> bool:

@@ -1,9 +1,12 @@
-"""Nodes without their imports: a process that has imported everything, and forks one for each node.
+"""Nodes without most of their imports: a process that has imported torch forks one for each node.
 
-Imports take two seconds of a core, more than all else that most tests ask of a node. A forked node
-runs the same program from its first line to the end of its interpreter, in a process of its own.
-Programs that are started as a user does are those of the replay, of the demo, of ``flashrt bench
-node`` and of the launch files, and those of the tests of what happens while a node starts.
+That import takes more than a second of a core, which is more than most tests ask of a node. Nothing
+of ROS is imported before the fork: its libraries start threads. A forked node runs its program from
+the first line to the end of the interpreter, in a process of its own. Programs that are started as
+a user does are those of the replay, of the demo, of ``flashrt bench node`` and of the launch files,
+and those of the tests of what happens while a node starts.
+
+A forked node publishes its diagnostics more often, as tests wait for them everywhere.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+
+_DIAGNOSTICS_S = 0.25
 
 
 class ForkedProcess:
@@ -129,6 +135,9 @@ def _main(descriptor: int) -> None:
         os.dup2(log.fileno(), 2)
     os.environ.clear()
     os.environ.update(asked["environment"])
+    from flashrt_ros import diagnostics
+
+    diagnostics.PERIOD_S = _DIAGNOSTICS_S
     program, *arguments = asked["command"]
     if program == "-m":
         sys.path[0] = str(Path.cwd())

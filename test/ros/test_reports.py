@@ -26,6 +26,7 @@ pytest.importorskip("rclpy")
 
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
+from flashrt_ros import diagnostics
 from flashrt_ros.loading import load_options
 from flashrt_ros.parameters import build_config
 from flashrt_ros.replay.parameter_file import read_parameters
@@ -215,6 +216,12 @@ def test_an_observation_like_the_one_before_is_decided_on() -> None:
     session.engine.close()
     assert [decision.index for decision in decisions] == [0, 1, 2]
     assert len({decision.raw.tobytes() for decision in decisions}) == 3, "each with its own noise"
+
+
+def test_diagnostics_come_as_often_as_the_documents_say() -> None:
+    """Where tests talk to a node it is more often."""
+    said = f"| out, {1 / diagnostics.PERIOD_S:g} Hz, in every state |"
+    assert said in (ROOT / "docs" / "node.md").read_text()
 
 
 @pytest.mark.timed
