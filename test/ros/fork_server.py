@@ -26,7 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-
 _DIAGNOSTICS_S = 0.25
 
 
