@@ -62,16 +62,10 @@ def nodes_of(parameters: Path) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="session")
-def long_recording(record: Callable[..., Path]) -> Path:
-    """Fifteen seconds of tiny images."""
-    return record(seconds=15.0, width=8, height=8)
-
-
 @pytest.fixture
-def long_replay(long_recording: Path, parameter_path: Path, tmp_path: Path) -> list[object]:
-    """Arguments of a replay that takes 15 seconds."""
-    return ["replay", long_recording, "--params", parameter_path, "--out", tmp_path]
+def long_replay(recording: Path, parameter_path: Path, tmp_path: Path) -> list[object]:
+    """Arguments of a replay that takes 100 seconds: two further processes start meanwhile."""
+    return ["replay", recording, "--params", parameter_path, "--out", tmp_path, "--rate", 0.01]
 
 
 def runs(folder: Path) -> bool:

@@ -27,7 +27,7 @@ OUTPUTS = """
 """
 
 
-@pytest.mark.parametrize("options", [["--rate", "4"], ["--step", "--limit", "4"]])
+@pytest.mark.parametrize("options", [["--rate", "0.5"], ["--step", "--limit", "4"]])
 def test_no_controller_hears_of_a_replay(
     recording: Path,
     parameter_path: Path,
