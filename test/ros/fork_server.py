@@ -66,7 +66,8 @@ class _Server:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
-            variables = os.environ | {"PYTHONUNBUFFERED": "1"}
+            # Of numpy's BLAS: a fork takes one thread along.
+            variables = os.environ | {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=variables)
         self._socket, self._lines = ours, ours.makefile("rw")
         self._lock = threading.Lock()
