@@ -70,7 +70,6 @@ def test_what_is_not_there_is_named(described: Described, tmp_path: Path) -> Non
         described.start(bag=str(tmp_path), params_file=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.timed
 @pytest.mark.timeout(240)
 def test_the_command_runs(described: Described, tmp_path: Path) -> None:
     """What launch would start, started: four times the recorded timing."""

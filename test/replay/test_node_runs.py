@@ -39,7 +39,6 @@ def flashrt(*arguments: object, cwd: Path | None = None) -> subprocess.Completed
     )
 
 
-@pytest.mark.timed
 def test_demo_end_to_end(tmp_path: Path) -> None:
     """Of the recording that ships; a checkout without it makes one."""
     shipped = shipped_demo()

@@ -37,7 +37,8 @@ RUN: dict[str, Any] = {
     "limits__upper": UPPER.tolist(),
     "limits__max_step": STEP.tolist(),
     "safe__causes": ["stale"],
-    "joints__max_age_s": 1.0,  # a busy machine brings them late
+    "camera__front__max_age_s": 1.0,  # a busy machine brings inputs late
+    "joints__max_age_s": 1.0,
     "disturbed": True,
 }
 BUSY_S = 0.15
