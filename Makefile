@@ -26,18 +26,19 @@ help: ## List the targets.
 demo: setup ## Run the small policy over real ROS 2 topics; write out/demo.json and out/demo.png.
 	$(call run,flashrt demo)
 
-# Two processes (pytest-xdist) take minutes less. What talks over DDS mostly waits and is held to times, so it
-# comes behind what computes; each process has a DDS domain of its own. What was late there on a busy machine gets
-# a second try, alone, and is listed last: a defect that comes rarely passes then, too. With PYTEST_ARGS all is one
-# call.
-ROS_TESTS := test/ros test/replay test/launch
+# Processes side by side (pytest-xdist) take minutes less; each has a DDS domain of its own. What talks over DDS
+# mostly waits, so more of it runs at once, and behind what computes; what is held to times comes last, in two
+# processes again. What was late over DDS on a busy machine gets a second try, alone, and is listed at the end of its
+# part: a defect that comes rarely passes then, too. With PYTEST_ARGS all is one call.
+ROS_TESTS := test/replay test/launch test/ros
 
 test: lint ## Run ruff, mypy and pytest on ROS 2 Kilted.
 ifdef PYTEST_ARGS
 	$(call run,python -m pytest $(PYTEST_ARGS))
 else
 	$(call run,python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(ROS_TESTS)))
-	$(call run,python tools/second_try.py -n 2 --dist loadfile $(ROS_TESTS))
+	$(call run,python tools/second_try.py -n 4 --dist loadscope -m 'not timed' $(ROS_TESTS))
+	$(call run,python tools/second_try.py -n 2 --dist loadscope -m timed $(ROS_TESTS))
 endif
 
 test-jazzy: setup-jazzy ## Run the tests marked `jazzy` on ROS 2 Jazzy.

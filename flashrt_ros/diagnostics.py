@@ -43,6 +43,8 @@ _COUNTERS = (
     prompt_topic.TAKEN,
     prompt_topic.REFUSED,
 )
+#: Of what is published in every state.
+PERIOD_S = 1.0
 _RATES = ("decisions", "deadline_missed", "late_pictures")
 _REFUSALS = (
     "encoding",
@@ -75,7 +77,7 @@ class Diagnostics:
         self._rates = RateMeter()
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._warned_of_clock = False
-        node.create_timer(1.0, self.publish, clock=steady_clock)
+        node.create_timer(PERIOD_S, self.publish, clock=steady_clock)
 
     def publish(self) -> None:
         """Publish now."""

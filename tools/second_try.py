@@ -1,6 +1,6 @@
 """Runs tests, those that failed once more and alone, and lists last which ones needed that.
 
-    python tools/second_try.py -n 2 --dist loadfile test/ros test/replay test/launch
+    python tools/second_try.py -n 2 --dist loadscope -m timed test/replay test/launch test/ros
 
 For tests that are held to times: what was late on a busy machine passes alone, a defect mostly
 fails twice. Mostly: one that comes rarely does not, so every test of the list is to be looked at,

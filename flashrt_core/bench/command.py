@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,23 +95,23 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     qualified = read_fidelity(options.fidelity) if options.fidelity else {}
     # Most prefix rows first: the other cases take their weights from it.
     cases = sorted(options.cases, key=lambda c: (-c.views, -c.prompt_tokens, c.horizon))
-    lines: list[dict[str, Any]] = []
-    with gpu_only(_INSTEAD):
-        require_idle_gpu()
-        for plan in plans_of(options.plan):
-            bench = Bench(plan)
-            try:
-                lines += _measure(bench, replace(options, plan=plan), cases)
-            finally:
-                bench.close()
-    lines.sort(key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))  # stable
-    known = [line for line in lines if line["fingerprint"] in qualified]
-    for line in known:
-        line["fidelity"] = qualified[line["fingerprint"]]
-    result = describe_run(str(bench.library), bench.gpu, lines)
-    console.print(table(result))  # before anything else can go wrong
-    if options.peer:  # behind everything of ours, so that it disturbs none of our times
-        _add_peers(options, result, console)
+    with ExitStack() as opened:
+        benches = [Bench(plan) for plan in plans_of(options.plan)]
+        for bench in benches:
+            opened.callback(bench.close)
+        with gpu_only(_INSTEAD):
+            require_idle_gpu()
+            lines = _timed(benches, options, cases)
+        known = [line for line in lines if line["fingerprint"] in qualified]
+        for line in known:
+            line["fidelity"] = qualified[line["fingerprint"]]
+        result = describe_run(str(benches[-1].library), benches[-1].gpu, lines)
+        console.print(table(result))  # before anything else can go wrong
+        if options.peer:  # behind everything of ours, so that it disturbs none of our times
+            _add_peers(options, result, console)
+        if options.trace:  # and behind the peer's times, as a profiler slows what follows it
+            _keep(options, result, [])
+            _add_traces(benches, options, cases, lines)
     if options.output is not None:
         write_json(result, options.output)
     if options.figure is not None:
@@ -215,9 +216,22 @@ def _check_peer(options: BenchOptions) -> None:
     require_lerobot(options.plan.policy)  # said before minutes are spent
 
 
+def _timed(
+    benches: Sequence[Bench], options: BenchOptions, cases: Sequence[Case]
+) -> list[dict[str, Any]]:
+    """Lines of all plans, sorted by case. Weights stay on the device where nothing needs room."""
+    lines: list[dict[str, Any]] = []
+    for bench in benches:
+        lines += _measure(bench, replace(options, plan=bench.plan), cases)
+        if options.peer or bench is not benches[-1]:
+            bench.close()
+    # Stable: the plans of a case stay in their order.
+    return sorted(lines, key=lambda line: (line["views"], line["prompt_tokens"], line["horizon"]))
+
+
 def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list[dict[str, Any]]:
     first, *others = _ways(options.overlap, find_policy(options.plan.policy))
-    found = list(bench.run(cases, options.samples, overlap=first, traced=options.trace))
+    found = list(bench.run(cases, options.samples, overlap=first))
     lines = [result.to_json(str(options.plan.precision)) | {"overlap": first} for result in found]
     chosen = [
         (line, result)
@@ -235,27 +249,44 @@ def _measure(bench: Bench, options: BenchOptions, cases: Sequence[Case]) -> list
     return lines
 
 
+def _add_traces(
+    benches: Sequence[Bench],
+    options: BenchOptions,
+    cases: Sequence[Case],
+    lines: Sequence[dict[str, Any]],
+) -> None:
+    """Adds the kernels of each line, the last plan's first: its weights are on the device yet."""
+    way = _ways(options.overlap, find_policy(options.plan.policy))[0]
+    for bench in reversed(benches):
+        own = {_case_of(line): line for line in lines if line["precision"] == bench.plan.precision}
+        for case, found in zip(cases, bench.traces(cases, overlap=way), strict=True):
+            own[case].update(found.to_json())
+        bench.close()
+
+
 def _add_peers(options: BenchOptions, result: dict[str, Any], console: Console) -> None:
     """Adds the peer's rows; the file holds each as soon as there is one, and which are to come.
 
     Minutes go by between two rows, and whatever ends the run then must leave a whole file.
     """
     paths = [path for path in PATHS if path in (options.peer_paths or PATHS)]
-    chosen = [
-        (case, line)
+    chosen = {
+        case: line
         for line in result["cases"]
         if (case := _case_of(line)) in (options.peer_cases or options.cases)
         and line["precision"] == plans_of(options.plan)[0].precision
-    ]
-    missing = [{"case": str(case), "path": path} for case, _ in chosen for path in paths]
+    }
+    missing = [{"case": str(case), "path": path} for case in chosen for path in paths]
     try:
-        for case, line in chosen:
-            rows = line.setdefault("peers", [])
+        _keep(options, result, missing)
+        for case, found in run_peer(list(chosen), options.samples, paths, options.plan.policy):
+            rows = chosen[case].setdefault("peers", [])
+            if "ms" in found:
+                rows.append(with_ratios(found, chosen[case]))
+                missing.remove({"case": str(case), "path": found["path"]})
+            else:
+                next(row for row in rows if row["path"] == found["path"]).update(found)
             _keep(options, result, missing)
-            for row in run_peer(case, options.samples, paths, options.plan.policy):
-                rows.append(with_ratios(row, line))
-                missing.remove({"case": str(case), "path": row["path"]})
-                _keep(options, result, missing)
     finally:
         for told in peer_lines(result):
             console.print(told)

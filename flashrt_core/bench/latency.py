@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -53,11 +54,9 @@ class CaseResult:
     floor: dict[str, float]
     fingerprint: Fingerprint
     actions: np.ndarray[Any, Any] = field(repr=False)
-    traced: list[KernelTime] = field(default_factory=list, repr=False)
-    layers: dict[str, LayerTrace] = field(default_factory=dict, repr=False)
 
     def to_json(self, precision: str) -> dict[str, Any]:
-        """The case as it goes into a result file."""
+        """The case as it goes into a result file, as long as it is not traced."""
         floor = sum(self.floor.values())
         return {
             "views": self.case.views,
@@ -78,7 +77,21 @@ class CaseResult:
             "share_of_roofline": round(floor / percentiles(self.replay)["p50"], 3)
             if floor
             else None,
-            "kernel_totals": totals(self.traced),
+            **CaseTrace().to_json(),
+        }
+
+
+@dataclass
+class CaseTrace:
+    """Every kernel of a case's decision, and a typical layer of each part of the network."""
+
+    kernels: list[KernelTime] = field(default_factory=list)
+    layers: dict[str, LayerTrace] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a result file says of it in the line of its case."""
+        return {
+            "kernel_totals": totals(self.kernels),
             "layers": {name: layer.to_json() for name, layer in self.layers.items()},
         }
 
@@ -87,44 +100,62 @@ class Bench:
     """Runs cases of one policy on the CUDA device.
 
     The engine of the first case stays until :meth:`close`, as the others copy its weights; so the
-    first case is the one with the most prefix rows.
+    first case is the one with the most prefix rows. A bench that was closed packs them again.
 
     Args:
         plan: what is measured, but for the sizes that a case has.
 
     Attributes:
+        plan: as it was given.
         library: digest of the kernels that ran; None before the first case.
         gpu: what nvidia-smi tells, read right behind the timed decisions of the latest case.
     """
 
     def __init__(self, plan: LoadOptions) -> None:
+        self.plan = plan
         self.library: str | None = None
         self.gpu: dict[str, str] = {}
         self._options = replace(plan, max_sessions=1, capsule_slots=0)
         self._packed: Session | None = None
+        self._packed_for: tuple[Case, str] | None = None
 
     def run(
-        self, cases: Sequence[Case], samples: int, *, overlap: str = "on", traced: bool = False
+        self, cases: Sequence[Case], samples: int, *, overlap: str = "on"
     ) -> Iterator[CaseResult]:
         """Measures each case with that overlap of kernels."""
         for case in cases:
-            session = self._start(case, overlap)
-            try:
+            with self._session(case, overlap) as session:
                 result = _measure(session, case, samples, self._options)
                 self.gpu = gpu_state()
-                if traced:
-                    _add_trace(result, session, shaped(self._options, case))
                 yield result
-            finally:
-                if session is not self._packed:
-                    session.engine.close()
-                    gc.collect()
+
+    def traces(self, cases: Sequence[Case], *, overlap: str = "on") -> Iterator[CaseTrace]:
+        """The kernels of each case, to be asked for behind all that is timed in this process: where
+        a profiler ran once, later replays take some percent longer.
+        """
+        for case in cases:
+            with self._session(case, overlap) as session:
+                _warm_up(session, observations(session, case))
+                yield _trace(session, shaped(self._options, case))
 
     def close(self) -> None:
         """Release what is still on the device."""
         if self._packed is not None:
             self._packed.engine.close()
-        self._packed = None
+        self._packed = self._packed_for = None
+
+    @contextmanager
+    def _session(self, case: Case, overlap: str) -> Iterator[Session]:
+        """A session of that case; on the device no longer than needed, as two may not fit."""
+        asked = (case, overlap)
+        session = self._packed if asked == self._packed_for else None
+        session = session or self._start(case, overlap)
+        try:
+            yield session
+        finally:
+            if session is not self._packed:
+                session.engine.close()
+                gc.collect()
 
     def _start(self, case: Case, overlap: str) -> Session:
         options = replace(shaped(self._options, case), overlap=overlap)
@@ -140,7 +171,8 @@ class Bench:
         except BaseException:
             device.close()
             raise
-        self._packed = self._packed or session
+        if packed is None:
+            self._packed, self._packed_for = session, (case, overlap)
         self.library = device.library
         return session
 
@@ -170,14 +202,18 @@ def shaped(options: LoadOptions, case: Case) -> LoadOptions:
     )
 
 
-def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -> CaseResult:
-    device = session.engine.device
-    assert isinstance(device, CudaDevice)
-    seen = observations(session, case)
+def _warm_up(session: Session, seen: Sequence[Observation]) -> None:
     session.set_prompt(PROMPT)
     for index in range(_WARM_UP + session.contract.ages - 1):  # a history is full then
         look_back(session, seen[index % OBSERVATIONS])
         session.decide(seen[index % OBSERVATIONS])
+
+
+def _measure(session: Session, case: Case, samples: int, options: LoadOptions) -> CaseResult:
+    device = session.engine.device
+    assert isinstance(device, CudaDevice)
+    seen = observations(session, case)
+    _warm_up(session, seen)
     shape, names = session.shape, tuple(s.name for s in session.contract.decision_stages)
     assert shape is not None
     replay, call = np.empty(samples), np.empty(samples)
@@ -228,7 +264,7 @@ def _compared(session: Session, observation: Observation) -> np.ndarray[Any, Any
     return session.decide(observation, noise=_noise(session)).raw
 
 
-def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> None:
+def _trace(session: Session, options: LoadOptions) -> CaseTrace:
     """Every kernel of a decision; where it is a program a stage, of one stage behind the other."""
     device, shape = session.engine.device, session.shape
     assert isinstance(device, CudaDevice) and shape is not None
@@ -236,14 +272,16 @@ def _add_trace(result: CaseResult, session: Session, options: LoadOptions) -> No
     apart = session.contract.history is not None
     _, config = configuration(options)
     depths = dict(find_policy(options.policy).measures.depths(config))
+    found = CaseTrace()
     for group in [(name,) for name in names] if apart else [names]:
         last = session.contract.stage(group[-1]).variants - 1
         kernels = trace(device, session.engine.program(shape, group, last))
-        result.traced += kernels
+        found.kernels += kernels
         for part, layer in layer_traces(kernels, depths).items():
             # Those of the last stage have the part's own name.
             name = part if group[-1] == names[-1] else f"{part}.{group[-1]}"
-            result.layers[name] = layer
+            found.layers[name] = layer
+    return found
 
 
 def _copy_static(

@@ -78,12 +78,15 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def run_peer(
-    case: Case, samples: int, paths: Sequence[str] = PATHS, policy: str = "pi05"
-) -> Iterator[dict[str, Any]]:
-    """Measures one case: a row of each path. Everything it took is free again afterwards.
+    cases: Sequence[Case], samples: int, paths: Sequence[str] = PATHS, policy: str = "pi05"
+) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Measures cases: a row of each path without its kernels, and then those, with case and path.
+
+    A profiler slows what comes behind it in a process. So kernels are counted behind all times, and
+    for that every network but the last is built again. What each took is free again afterwards.
 
     Args:
-        case: shape of the decision.
+        cases: shapes of the decision.
         samples: most calls that are timed of each path.
         paths: some of PATHS, in their order.
         policy: whose code of LeRobot's.
@@ -94,28 +97,38 @@ def run_peer(
     """
     check_paths(paths)
     found, peer = require_lerobot(policy), _peer(policy)
-    with _clean():
-        began = perf_counter()
-        model = peer.build(case)
-        call = peer.call(model, case)
-        built = perf_counter() - began
-        for path in (path for path in PATHS if path in paths):
-            began = perf_counter()
-            run = call if path == "eager" else peer.compiled_graph(model, case)
-            for _ in range(_WARM_UP):
-                run()
-            torch.cuda.synchronize()
-            set_up = built + perf_counter() - began
-            times = _sample(run, samples)
-            yield {
-                "name": _NAME,
-                "version": found,
-                "path": path,
-                "ms": percentiles(times),
-                "samples": len(times),
-                "kernels": _count_kernels(run),
-                "set_up_s": round(set_up, 1),
-            }
+    wanted = [(case, path) for case in cases for path in PATHS if path in paths]
+    for case, path in wanted:
+        with _clean():
+            last = (case, path) == wanted[-1]
+            for row in _rows(peer, case, path, samples, counted=last):
+                yield case, {"name": _NAME, "version": found, "path": path} | row
+    for case, path in wanted[:-1]:
+        with _clean():
+            yield case, {"path": path, "kernels": _count_kernels(_ready(peer, case, path))}
+
+
+def _rows(
+    peer: Peer, case: Case, path: str, samples: int, counted: bool
+) -> Iterator[dict[str, Any]]:
+    """Times of a path, then its kernels; a generator, for what it built to be gone at its end."""
+    began = perf_counter()
+    run = _ready(peer, case, path)
+    set_up = perf_counter() - began
+    times = _sample(run, samples)
+    yield {"ms": percentiles(times), "samples": len(times), "set_up_s": round(set_up, 1)}
+    if counted:
+        yield {"kernels": _count_kernels(run)}
+
+
+def _ready(peer: Peer, case: Case, path: str) -> Callable[[], Any]:
+    """A warm decision, of a network of its own: one that was compiled is no longer as it came."""
+    model = peer.build(case)
+    run = peer.call(model, case) if path == "eager" else peer.compiled_graph(model, case)
+    for _ in range(_WARM_UP):
+        run()
+    torch.cuda.synchronize()
+    return run
 
 
 def with_ratios(row: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -15,14 +15,15 @@ from rich.table import Table
 
 from flashrt_core.errors import OptionError
 from flashrt_core.files import local_path
-from flashrt_core.plotting import Axes
-from flashrt_core.plotting import pyplot as plt
 
 from .figure import COMPARED, FAINT, INK, STYLE
 from .output import results_folder, writing
 from .progress import Reporter
 from .records import PARTS
 from .report import FASTEST
+
+if TYPE_CHECKING:
+    from flashrt_core.plotting import Axes
 
 _RESULTS = ("compare.json", "compare.png")
 _SHOWN = ("p50", "p99")
@@ -197,6 +198,8 @@ def draw(
     path: Path, reports: tuple[Mapping[str, Any], Mapping[str, Any]], labels: tuple[str, str]
 ) -> None:
     """Write ``path`` (PNG, 1400 x 900): latencies, ages and intervals, jumps, side by side."""
+    from flashrt_core.plotting import pyplot as plt  # not for those who draw nothing
+
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             2, 2, figsize=(14, 9), dpi=100, facecolor="white", width_ratios=(1.6, 1)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from flashrt_core.plotting import Axes
-from flashrt_core.plotting import pyplot as plt
 
 from .decisions import write_decisions
 from .output import writing
 from .records import PARTS, RunRecord, TimingRecord
 from .report import intervals_ms, unique
+
+if TYPE_CHECKING:
+    from flashrt_core.plotting import Axes
 
 # Okabe-Ito: told apart with any colour vision, and in print.
 COMPARED = ("#56B4E9", "#E69F00")
@@ -62,6 +62,8 @@ def draw(path: Path, report: Mapping[str, Any], run: RunRecord, subtitle: str) -
         subtitle: what ran where.
     """
     records = unique(run.timings)
+    from flashrt_core.plotting import pyplot as plt  # not for those who draw nothing
+
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(14, 9.5), dpi=100, facecolor="white")
         grid = figure.add_gridspec(

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import pytest
 
 from flashrt_core.bench import command
+from flashrt_core.load import LoadOptions
 from test.bench.test_bench import line
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a GPU, as if done."""
-    monkeypatch.setattr(
-        command, "Bench", lambda *_: SimpleNamespace(library="abc", gpu={}, close=lambda: None)
-    )
+
+    def bench(plan: LoadOptions) -> SimpleNamespace:
+        return SimpleNamespace(plan=plan, library="abc", gpu={}, close=lambda: None)
+
+    monkeypatch.setattr(command, "Bench", bench)
     monkeypatch.setattr(command, "_measure", lambda b, o, cases: [line(c, False) for c in cases])
     monkeypatch.setattr(command, "require_lerobot", lambda policy: "0.6.1")

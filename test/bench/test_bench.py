@@ -151,13 +151,14 @@ def test_a_peer_run_that_ends_early_leaves_what_was_measured(
 ) -> None:
     """Our cases are in the file before minutes of compiling begin, then each row, and the gaps."""
     seen = []
+    row = {"name": "LeRobot", "version": "1", "path": "eager", "ms": {"p50": 90.0}}
 
     def peer(
-        case: Case, samples: int, paths: tuple[str, ...], policy: str
-    ) -> Iterator[dict[str, Any]]:
+        cases: Sequence[Case], samples: int, paths: Sequence[str], policy: str
+    ) -> Iterator[tuple[Case, dict[str, Any]]]:
         result = json.loads(output.read_text())
-        seen.append((case, len(result["cases"]), len(result["peers_missing"])))
-        yield {"name": "LeRobot", "version": "1", "path": "eager", "ms": {"p50": 90.0}}
+        seen.append((*cases, len(result["cases"]), len(result["peers_missing"])))
+        yield cases[0], row
         raise end
 
     output, told = tmp_path / "r.json", io.StringIO()
@@ -181,10 +182,11 @@ def test_a_whole_run_writes_both_files_and_misses_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def peer(
-        case: Case, samples: int, paths: Sequence[str], policy: str
-    ) -> Iterator[dict[str, Any]]:
-        for path in paths:
-            yield {"name": "LeRobot", "version": "1", "path": path, "ms": {"p50": 90.0}}
+        cases: Sequence[Case], samples: int, paths: Sequence[str], policy: str
+    ) -> Iterator[tuple[Case, dict[str, Any]]]:
+        for case in cases:
+            for path in paths:
+                yield case, {"name": "LeRobot", "version": "1", "path": path, "ms": {"p50": 90.0}}
 
     monkeypatch.setattr(command, "run_peer", peer)
     output, figure = tmp_path / "new" / "r.json", tmp_path / "f.pdf"
@@ -244,7 +246,7 @@ def test_other_overlaps_of_chosen_cases() -> None:
     """Each way in one pass over its cases, and equal bits of what was measured twice."""
     ran: list[tuple[str, list[Case]]] = []
 
-    def run(cases: Sequence[Case], samples: int, overlap: str, traced: bool = False) -> Any:
+    def run(cases: Sequence[Case], samples: int, overlap: str) -> Any:
         ran.append((overlap, list(cases)))
         for case in cases:
             times = line(case, False)

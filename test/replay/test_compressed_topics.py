@@ -82,6 +82,7 @@ def test_step_mode_repeats_to_the_bit(
     session.engine.close()
 
 
+@pytest.mark.timed
 def test_timed_at_four_times_the_recording(
     record: Callable[..., Path],
     compressed_parameters: Path,

@@ -63,10 +63,9 @@ def nodes_of(parameters: Path) -> list[int]:
 
 
 @pytest.fixture
-def long_replay(record: Callable[..., Path], parameter_path: Path, tmp_path: Path) -> list[object]:
-    """Arguments of a replay that takes 15 seconds."""
-    bag = record(seconds=15.0, width=8, height=8)
-    return ["replay", bag, "--params", parameter_path, "--out", tmp_path]
+def long_replay(recording: Path, parameter_path: Path, tmp_path: Path) -> list[object]:
+    """Arguments of a replay that takes 100 seconds: two further processes start meanwhile."""
+    return ["replay", recording, "--params", parameter_path, "--out", tmp_path, "--rate", 0.01]
 
 
 def runs(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from .test_node_runs import run_replay
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
 
 
+@pytest.mark.timed
 def test_as_fast_as_the_node_follows(
     record: Callable[..., Path],
     parameter_path: Path,

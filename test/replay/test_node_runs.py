@@ -156,6 +156,7 @@ def add_foreign_topics(path: Path, source: Path) -> Path:
     return path
 
 
+@pytest.mark.timed
 def test_timed_replay_of_a_bag_with_foreign_topics(
     record: Callable[..., Path],
     parameter_path: Path,

@@ -13,6 +13,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.replay.client import PolicyClient
 from flashrt_ros.replay.node_process import NodeProcess
+from test.replay.test_endings import wait_until
 from test.replay.test_node_runs import run_flashrt, run_replay
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
@@ -26,7 +27,7 @@ OUTPUTS = """
 """
 
 
-@pytest.mark.parametrize("options", [["--rate", "4"], ["--step", "--limit", "4"]])
+@pytest.mark.parametrize("options", [["--rate", "0.5"], ["--step", "--limit", "4"]])
 def test_no_controller_hears_of_a_replay(
     recording: Path,
     parameter_path: Path,
@@ -42,12 +43,20 @@ def test_no_controller_hears_of_a_replay(
     with PolicyClient("/policy") as listener:
         for kind, topic in ((Float64MultiArray, "/commands"), (JointTrajectory, "/trajectory")):
             listener.node.create_subscription(kind, topic, heard.append, 100)
+
+        def activate(process: NodeProcess, client: PolicyClient) -> None:
+            """Not before the listener would hear: a busy machine discovers late."""
+            assert wait_until(lambda: listener.node.count_publishers("/policy/action_chunk"), 20.0)
+            activated(process, client)
+
+        activated = NodeProcess.activate
+        monkeypatch.setattr(NodeProcess, "activate", activate)
         code, out, err = run_replay(
             capfd, monkeypatch, recording, "--params", file, "--domain", private_graph,
             "--out", tmp_path / "out", *options,
         )  # fmt: skip
         assert code == 0, err
-        assert len(listener.chunks) > 3 and heard == []
+        assert wait_until(lambda: len(listener.chunks) > 3, 5.0) and heard == []
     said = "outputs are off in a replay; without effect: output.commands.topic, output.trajectory"
     assert said in out.replace("\n", " ")
     report = json.loads((tmp_path / "out" / "replay.json").read_text())

@@ -1,25 +1,41 @@
-"""Nodes for the tests over DDS: started once a module, always stopped."""
+"""Nodes for the tests over DDS, always stopped: of one test, or of all tests of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """``start(sim_time, arguments, name, namespace, disturbed, **parameters) -> Robot``.
 
-    A value of None takes a parameter out. Names are given with ``__`` for the dot.
+    A value of None takes a parameter out. Names are given with ``__`` for the dot. The nodes end
+    with the test: those that go on to decide take the cores from what comes next.
     """
+    with _starting(tmp_path_factory) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def start_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """The same for nodes that a module's tests share."""
+    with _starting(tmp_path_factory) as make:
+        yield make
+
+
+@contextmanager
+def _starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     pytest.importorskip("rclpy")
     from .disturbance import Disturbance
     from .harness import PARAMETERS, PolicyProcess, Robot
 
     folder = tmp_path_factory.mktemp("nodes")
     robots: list[Robot] = []
+    ends = ExitStack()
 
     def make(
         sim_time: bool = False,
@@ -42,11 +58,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
             arguments=arguments,
             **(disturbance.process if disturbance else {}),
         )
+        ends.callback(process.stop)
         robots.append(Robot(process, sim_time))
+        ends.callback(robots[-1].close)
         robots[-1].disturbance = disturbance
         return robots[-1]
 
-    yield make
-    for robot in robots:
-        robot.close()
-        robot.target.stop()
+    with ends:
+        yield make

@@ -12,7 +12,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +36,8 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from flashrt_ros import stamps
 from flashrt_ros.parameters import COMPRESSED, RAW, transport_topic
+
+from .fork_server import fork
 
 DOMAIN = 20 + os.getpid() % 80
 JOINTS = ("shoulder", "elbow", "wrist")
@@ -95,7 +96,7 @@ class PolicyProcess:
         self._log = folder / f"node{number}.log"
         file = folder / f"node{number}.yaml"
         file.write_text(yaml.safe_dump({"/**": {"ros__parameters": dict(parameters)}}))
-        command = [sys.executable, *program, "--ros-args"]
+        command = [*program, "--ros-args"]
         command += ["-r", f"__node:={name}", "-r", f"__ns:={self.namespace}"]
         command += ["--params-file", str(file), *arguments]
         variables = os.environ | {
@@ -105,10 +106,8 @@ class PolicyProcess:
             "PYTHONUNBUFFERED": "1",
             **environment,
         }
-        with self._log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=variables
-            )
+        self._log.touch()
+        self.process = fork(command, variables, self._log)
 
     @property
     def log(self) -> str:

@@ -22,9 +22,9 @@ HOUR = 3600 * 10**9
 
 
 @pytest.fixture(scope="module")
-def robot(start: Callable[..., Robot]) -> Robot:
+def robot(start_for_all: Callable[..., Robot]) -> Robot:
     ages = {"camera__front__max_age_s": 2.0, "joints__max_age_s": 60.0}
-    robot = start(max_sessions=5, capsule_slots=2, **ages)
+    robot = start_for_all(max_sessions=5, capsule_slots=2, **ages)
     robot.bring_up()
     return robot
 

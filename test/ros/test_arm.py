@@ -19,7 +19,7 @@ from flashrt_ros.stamps import to_ns
 from .controllers import ArmModel, SimulatedArm, followed, positions, stops
 from .harness import DEACTIVATE, Robot, wait_until
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 MS = 1_000_000
 STEP = np.array([0.01, 0.02, 0.015])  # rad in 10 ms
 START = np.zeros(3)
@@ -37,7 +37,8 @@ RUN: dict[str, Any] = {
     "limits__upper": UPPER.tolist(),
     "limits__max_step": STEP.tolist(),
     "safe__causes": ["stale"],
-    "joints__max_age_s": 1.0,  # a busy machine brings them late
+    "camera__front__max_age_s": 1.0,  # a busy machine brings inputs late
+    "joints__max_age_s": 1.0,
     "disturbed": True,
 }
 BUSY_S = 0.15

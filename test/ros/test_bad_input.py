@@ -22,8 +22,8 @@ pytestmark = pytest.mark.ros
 
 
 @pytest.fixture(scope="module")
-def robot(start: Callable[..., Robot]) -> Robot:
-    robot = start(
+def robot(start_for_all: Callable[..., Robot]) -> Robot:
+    robot = start_for_all(
         rate_hz=20.0,
         cameras=["front", "wrist"],
         camera__wrist__topic="wrist",

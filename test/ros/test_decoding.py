@@ -167,6 +167,7 @@ def test_joints_keep_their_order_beside_a_decoder() -> None:
         ingest.stop(5.0)
 
 
+@pytest.mark.timed
 def test_large_pictures_over_dds_do_not_slow_decisions_down(start: Callable[..., Robot]) -> None:
     """Decoding takes longer than the rest of a decision: in the decision, it would be its least."""
     data = picture(80, (3600, 4800))

@@ -173,6 +173,7 @@ def test_a_wait_that_does_not_fit_the_rate_is_refused() -> None:
         build_config(values | {"sync.fresh_images_s": 0.1})
 
 
+@pytest.mark.timed
 def test_decisions_use_images_that_came_after_they_were_due(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz=8.0, sync__fresh_images_s=0.12, joints__max_age_s=60.0)
     robot.bring_up()

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.ros
 
 
 @pytest.fixture(scope="module")
-def robot(start: Callable[..., Robot]) -> Robot:
+def robot(start_for_all: Callable[..., Robot]) -> Robot:
     # Ages that outlast the module: one set of messages serves every test.
-    robot = start(
+    robot = start_for_all(
         policy="groot_n17",
         camera__front__slot="view_0",
         embodiment=2,

@@ -29,14 +29,14 @@ from flashrt_ros.stamps import to_ns
 
 from .harness import ACTIVATE, CLEANUP, DEACTIVATE, Robot, wait_until
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 
 DT_S, LIMIT = 0.06, 0.5
 
 
 @pytest.fixture(scope="module")
-def robot(start: Callable[..., Robot]) -> Robot:
-    robot = start(
+def robot(start_for_all: Callable[..., Robot]) -> Robot:
+    robot = start_for_all(
         policy="lingbot_va",
         camera__front__slot="view_0",
         camera__front__max_age_s=30.0,  # a capsule that is restored is no older

@@ -21,7 +21,7 @@ from flashrt_ros.bench.report import Limits, checks
 from flashrt_ros.cli import app
 from flashrt_ros.statistics import Histogram
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 Run = tuple[subprocess.CompletedProcess[str], dict[str, Any]]
 
 

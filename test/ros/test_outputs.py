@@ -21,11 +21,17 @@ from .controllers import Controllers, positions, stops
 from .harness import CONFIGURE, JOINTS, Robot, wait_until
 from .test_time import SECOND, Simulation, simulate
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.timed]
 __all__ = ["simulate"]  # a fixture
 MS = 1_000_000
-# A chunk covers 0.8 s, decisions come five times a second.
-RUN = {"rate_hz": 5.0, "horizon": 8, "action__dt_s": 0.1}
+# A chunk covers 0.8 s, decisions come five times a second; a busy machine brings inputs late.
+RUN = {
+    "rate_hz": 5.0,
+    "horizon": 8,
+    "action__dt_s": 0.1,
+    "camera__front__max_age_s": 1.0,
+    "joints__max_age_s": 1.0,
+}
 
 
 def schedule_of(message: object) -> Chunk:
@@ -220,14 +226,7 @@ def test_without_outputs_nothing_is_new(start: Callable[..., Robot]) -> None:
 def test_execution_lives_on_the_nodes_clock(
     start: Callable[..., Robot], simulate: Callable[..., Simulation]
 ) -> None:
-    robot = start(
-        sim_time=True,
-        **RUN,
-        output__commands__topic="commands",
-        output__rate_hz=50.0,
-        camera__front__max_age_s=0.5,
-        joints__max_age_s=0.5,
-    )
+    robot = start(sim_time=True, **RUN, output__commands__topic="commands", output__rate_hz=50.0)
     robot.bring_up()
     heard = Controllers(robot)
     simulation = simulate(robot, 500 * SECOND, 0.5)

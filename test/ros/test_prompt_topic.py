@@ -105,6 +105,7 @@ def prompts_of_every_bucket() -> dict[int, str]:
     return found
 
 
+@pytest.mark.timed
 def test_a_change_of_prompt_stalls_the_loop_by_no_more_than_one_decision(
     start: Callable[..., Robot],
 ) -> None:

@@ -26,6 +26,7 @@ pytest.importorskip("rclpy")
 
 from flashrt_core.load import LoadOptions, load
 from flashrt_core.policies.base import Observation
+from flashrt_ros import diagnostics
 from flashrt_ros.loading import load_options
 from flashrt_ros.parameters import build_config
 from flashrt_ros.replay.parameter_file import read_parameters
@@ -217,6 +218,13 @@ def test_an_observation_like_the_one_before_is_decided_on() -> None:
     assert len({decision.raw.tobytes() for decision in decisions}) == 3, "each with its own noise"
 
 
+def test_diagnostics_come_as_often_as_the_documents_say() -> None:
+    """Where tests talk to a node it is more often."""
+    said = f"| out, {1 / diagnostics.PERIOD_S:g} Hz, in every state |"
+    assert said in (ROOT / "docs" / "node.md").read_text()
+
+
+@pytest.mark.timed
 def test_no_joint_state_is_lost_beside_decisions_and_services(start: Callable[..., Robot]) -> None:
     robot = start(rate_hz=20.0, steps=10)
     robot.bring_up()
@@ -252,6 +260,7 @@ def test_no_joint_state_is_lost_beside_decisions_and_services(start: Callable[..
     assert (joints["lost"], joints["refused"], joints["accepted"]) == ("0", "0", str(sent))
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(240)
 def test_large_images_arrive_with_the_profile_that_ships(tmp_path: Path) -> None:
     """Without a segment that holds a frame, most of these are lost on the way."""

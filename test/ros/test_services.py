@@ -43,8 +43,8 @@ def device(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def robot(start: Callable[..., Robot], device: dict[str, Any]) -> Robot:
-    robot = start(max_sessions=3, capsule_slots=2, **AGES, **device)
+def robot(start_for_all: Callable[..., Robot], device: dict[str, Any]) -> Robot:
+    robot = start_for_all(max_sessions=3, capsule_slots=2, **AGES, **device)
     robot.bring_up()
     robot.publish("front", image())
     robot.publish("joints", joint_state())

@@ -78,6 +78,7 @@ def simulate() -> Iterator[Callable[..., Simulation]]:
         simulation.close()
 
 
+@pytest.mark.timed
 @pytest.mark.jazzy
 def test_simulated_time_paces_decisions_and_may_jump_back(
     start: Callable[..., Robot], simulate: Callable[..., Simulation]
@@ -186,6 +187,7 @@ def test_behind_a_jump_nobody_knows_how_old_a_context_is(
     assert robot.decide(reuse_context=True).error_code == 0
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("rate_hz", [0.0, 20.0])
 def test_a_decision_that_runs_while_the_clock_jumps_back_is_forgotten(
     start: Callable[..., Robot], simulate: Callable[..., Simulation], rate_hz: float
