@@ -334,21 +334,17 @@ class Engine(Generic[SessionT]):
             self.device.close()
 
     def _warm_up(self) -> None:
-        """Replay the largest shape once, as libraries set up lazily and a robot must not wait; and
-        every program where that makes them faster.
+        """Replay the largest shape once: libraries set up lazily, and a robot must not wait.
 
         The windows hold zeros, so the values mean nothing; no session has any, so none is lost.
         """
         shape = max(self.contract.shapes)
         transforms = [stage.name for stage in self.contract.stages if stage.transform]
         whole = tuple(stage.name for stage in self.contract.decision_stages)
-        apart = self.contract.history is not None
-        rest = [(name,) for name in whole] if apart else [whole]
+        rest = [whole] if self.contract.history is None else [(name,) for name in whole]
         for names in [*((name,) for name in transforms), *rest]:
             self.device.replay(self.program(shape, names))
-        self.device.rehearse(
-            program for working in self.sets for program in working.programs.values()
-        )
+        self.device.rehearse(p for working in self.sets for p in working.programs.values())
 
     def check_here(self, what: str) -> None:
         """SessionError about ``what`` while the sessions are exported, and in a closed engine."""
