@@ -53,15 +53,16 @@ template <class W>
 struct FewRowsInput {
   const bf16* x;  // [tokens, K], rows x_stride elements apart
   const W* weight;
-  const float* weight_scale;  // [N], with kWhole; [1] of E4M3
+  const float* weight_scale;  // [N], with kWhole; of E4M3 [1], or [N] with rows_scaled
   const CUtensorMap* tiles;  // of W, instead of `weight` with From::kTiles
-  const float *scale, *shift;  // [K], with kNorm; with kCentred also null: 1 and 0
+  const float *scale, *shift;  // [K], of a norm; with kCentred also null: 1 and 0
   float eps;
   int tokens, x_stride;
   const CUtensorMap* rows = nullptr;  // of x, instead of `x` where the copy engine fetches it
   const float* x_scale = nullptr;     // [1], of E4M3
   const float* moments = nullptr;     // of x (row_moments.cuh), or null; with kCentred
   int slabs = 0;                      // of them
+  bool rows_scaled = false;           // of E4M3
 };
 
 // What an op gives whose items are four rows of W that follow each other, in order.
@@ -132,8 +133,11 @@ class FewRows {
       constexpr float k = Widening::kFactor;
       row_scales_ = {s.x * k, s.y * k, s.z * k, s.w * k};
     } else if constexpr (kNarrow) {
-      const float k = *in_.x_scale * *in_.weight_scale;
+      const float one = in_.rows_scaled ? 1.0f : *in_.weight_scale, k = *in_.x_scale * one;
       row_scales_ = {k, k, k, k};
+      if (!in_.rows_scaled) return;
+      const float4 s = op_.row_scales(in_.weight_scale, tile_, item);
+      row_scales_ = {s.x * k, s.y * k, s.z * k, s.w * k};
     }
   }
   __device__ __forceinline__ void fetch() {

@@ -1,5 +1,5 @@
-// streamed_product_sm90: y = x W^T for up to 48 rows x [A, K] and weights that are large for the chip
-// (sm_90a): a block's share of W passes through a ring of tiles, so that the next kernel's first tiles
+// streamed_product_sm90: y = x W^T for up to 48 rows x [A, K], 64 in E4M3, and weights that are large for the
+// chip (sm_90a): a block's share of W passes through a ring of tiles, so that the next kernel's first tiles
 // are under way on the same multiprocessor while this one's last ones are used.
 //
 // Tokens take the 64-row side of a product, from registers, and kRows weight rows the n side, from
@@ -62,7 +62,10 @@ struct StreamedShape {
   static constexpr int kOwn = kItems / kSplit;  // of them, those this block finishes
   static_assert(sizeof(Weight) == 2 || !kNorm, "not with E4M3");
   static_assert(kRows % 8 == 0 && kItems % kSplit == 0, "whole items a block");
-  static_assert(kMaxTokens % 16 == 0 && kMaxTokens <= 48, "whole warps");
+  // Operands in registers come by warps of 16 tokens, and the fourth warp may have shift and gain.
+  static_assert(sizeof(Weight) == 1 ? kMaxTokens % 8 == 0 && kMaxTokens <= 64
+                                    : kMaxTokens % 16 == 0 && kMaxTokens <= 48,
+                "whole tiles, or whole warps");
   static_assert(!kLate || kStages < kSteps, "there are last tiles");
   static_assert(kSteps % kGroups == 0 && kStages % kGroups == 0 && kStages <= kSteps, "whole turns");
 

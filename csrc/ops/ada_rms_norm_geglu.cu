@@ -2,30 +2,35 @@
 // n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift
 // x [A, K], y [A, F] bf16; scale, shift [K] float32
 // W [2 F, K] (gate and up rows in turn) bf16, or int8 with weight_scale [2 F] float32
+// or W E4M3 with weight_scale [2 F], as a map of tiles of 128 columns by the rows of a block, n quantised
+// with x_scale [1], and y bf16, or E4M3 with out_scale [1]
 // rows *_stride elements apart (W packed)
-// float32 sums and activation, one rounding into y; x (1 + scale) is rounded to bf16
+// float32 sums and activation, one rounding into y; x (1 + scale) is rounded to bf16, but for E4M3
 // needs K = 1024, 2 F a multiple of the rows of a block, 16-byte aligned rows; no workspace
-// bound: memory, 4 K F bytes; half of it with int8
+// bound: memory, 4 K F bytes; half of it with 8 bits
 #include "../common/activation.cuh"
 #include "../common/few_rows_product_sm90.cuh"
+#include "../common/normed_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 #include "../common/staged_product_sm90.cuh"
 
 namespace flashrt {
 
-template <class S>
+template <class S, class Out = bf16>
 struct Geglu : NeighbourRows<S> {
   static constexpr bool kFetches = false;
 
-  bf16* y;
+  Out* y;
   int y_stride;
+  const float* out_scale = nullptr;  // [1], of E4M3
+  float factor = 1.0f;
 
-  __device__ __forceinline__ void prepare(int, int) {}
+  __device__ __forceinline__ void prepare(int, int) { factor = store_factor<Out>(out_scale); }
   __device__ __forceinline__ void fetch(int, int, int, int) {}
 
   __device__ __forceinline__ void finish(int tile, int token, int item, float4 v) const {
-    bf16* target = y + static_cast<size_t>(token) * y_stride + tile * (S::kRows / 2) + item * 2;
-    *reinterpret_cast<uint32_t*>(target) = pack2(gelu_tanh(v.x) * v.y, gelu_tanh(v.z) * v.w);
+    Out* target = y + static_cast<size_t>(token) * y_stride + tile * (S::kRows / 2) + item * 2;
+    store2(target, gelu_tanh(v.x) * v.y, gelu_tanh(v.z) * v.w, factor);
   }
 };
 
@@ -40,6 +45,21 @@ struct Geglu : NeighbourRows<S> {
         {x, weight, weight_scale, nullptr, scale, shift, eps, tokens, x_stride},                   \
         flashrt::Geglu<flashrt::Shape>{{}, y, y_stride});                                          \
   }
+
+#ifdef FLASHRT_SM90A
+// With E4M3 weights and results of type Out. A block leaves registers for one of the kernel behind.
+#define FLASHRT_ADA_GEGLU_FP8(name, Shape, Out)                                                    \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads * 3 / 2, 1)                \
+      name(const flashrt::bf16* x, const float* scale, const float* shift,                         \
+           const __grid_constant__ CUtensorMap weight, const float* x_scale,                       \
+           const float* weight_scale, flashrt::Out* y, const float* out_scale, int tokens,         \
+           int x_stride, int y_stride, float eps) {                                                \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {x, nullptr, weight_scale, &weight, scale, shift, eps, tokens, x_stride, nullptr, x_scale, \
+         nullptr, 0, true},                                                                        \
+        flashrt::Geglu<flashrt::Shape, flashrt::Out>{{}, y, y_stride, out_scale});                 \
+  }
+#endif
 
 namespace flashrt {
 
@@ -70,6 +90,8 @@ using Geglu62I8 = SkinnyShape<4, 2, 4, 1, 8, 1, From::kRegisters, 0, true, int8_
 static_assert(Geglu62I8::kSharedBytes == 57376, "as the launcher has it");
 using Geglu54I8Sm90 = WarpgroupShape<56, 4, 2, From::kRegisters, 2, true, int8_t>;
 static_assert(Geglu54I8Sm90::kSharedBytes == 49248, "as the launcher has it");
+using Geglu56Fp8 = NormedShape<128, 4, 2, 56, true>;
+static_assert(Geglu56Fp8::kSharedBytes == 106432, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -91,4 +113,6 @@ FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_bf16_sm90, Geglu54Sm90, 2)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_62_bf16_sm90, Geglu62Sm90, 1)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_14_i8_sm90, Geglu14I8Sm90, 3)
 FLASHRT_ADA_GEGLU(ada_rms_norm_geglu_54_i8_sm90, Geglu54I8Sm90, 2)
+FLASHRT_ADA_GEGLU_FP8(ada_rms_norm_geglu_56_fp8_sm90, Geglu56Fp8, bf16)
+FLASHRT_ADA_GEGLU_FP8(ada_rms_norm_geglu_56_fp8_into_fp8_sm90, Geglu56Fp8, e4m3)
 #endif

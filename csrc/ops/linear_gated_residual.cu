@@ -1,11 +1,12 @@
 // linear_gated_residual: y += gate * (x W^T + b), in place; b [N] bf16 or null, in the kernels with tiles of
 // x and of W; the others have none
 // x [A, K], y [A, N] bf16, rows *_stride elements apart; gate [N] float32
-// W [N, K] bf16, or int8 with weight_scale [N] float32; packed
+// W [N, K] bf16, or int8 with weight_scale [N] float32; packed; or x and W E4M3 with x_scale [1] and
+// weight_scale [N], as tiles of 128 columns
 // float32 throughout, one rounding into y
 // needs K = 2048 or 4096, or 3072 or 14336 in those with tiles of both; N a multiple of the rows of a block,
 // 16-byte aligned rows; no workspace
-// bound: memory, 2 K N bytes; half of it with int8
+// bound: memory, 2 K N bytes; half of it with 8 bits
 #include "../common/few_rows_product_sm90.cuh"
 #include "../common/skinny_product.cuh"
 #include "../common/streamed_product_sm90.cuh"
@@ -61,6 +62,9 @@ struct BiasedGatedResidual : GatedResidual<S> {
     GatedResidual<S>::finish(tile, token, item,
                              {v.x + offsets.x, v.y + offsets.y, v.z + offsets.z, v.w + offsets.w});
   }
+  __device__ __forceinline__ void finish_row(int tile, int token, int item, float4 v, bool there) const {
+    if (there) finish(tile, token, item, v);
+  }
 };
 
 }  // namespace flashrt
@@ -94,6 +98,18 @@ struct BiasedGatedResidual : GatedResidual<S> {
            int y_stride) {                                                                         \
     flashrt::few_rows_product<flashrt::Shape>(                                                     \
         {nullptr, nullptr, nullptr, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x},               \
+        flashrt::BiasedGatedResidual<flashrt::Shape>{{{}, y, gate, y_stride, {}, {}}, bias, {}});  \
+  }
+
+// The same with E4M3 rows and weights.
+#define FLASHRT_RESIDUAL_FP8(name, Shape, blocks)                                                  \
+  extern "C" __global__ void __launch_bounds__(flashrt::Shape::kThreads, blocks)                   \
+      name(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,      \
+           const float* x_scale, const float* weight_scale, const flashrt::bf16* bias,             \
+           const float* gate, flashrt::bf16* y, int tokens, int y_stride) {                        \
+    flashrt::few_rows_product<flashrt::Shape>(                                                     \
+        {nullptr, nullptr, weight_scale, &weight, nullptr, nullptr, 0.0f, tokens, 0, &x, x_scale,  \
+         nullptr, 0, true},                                                                        \
         flashrt::BiasedGatedResidual<flashrt::Shape>{{{}, y, gate, y_stride, {}, {}}, bias, {}});  \
   }
 
@@ -162,6 +178,8 @@ using Streamed3072x96 = StreamedShape<96, 12, 4, 6, false, 32, true>;
 static_assert(Streamed3072x96::kSharedBytes == 110656, "as the launcher has it");
 using Streamed14336x96 = StreamedShape<96, 56, 4, 6, false, 32, true>;
 static_assert(Streamed14336x96::kSharedBytes == 110656, "as the launcher has it");
+using Streamed4096x64Fp8 = ByTokens<StreamedShape<64, 4, 8, 4, false, 56, false, 4, true, e4m3>>;
+static_assert(Streamed4096x64Fp8::kSharedBytes == 67760, "as the launcher has it");
 
 }  // namespace flashrt
 
@@ -200,4 +218,5 @@ FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k3072_96_16_bf16_sm90, Streamed3
 FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k14336_96_16_bf16_sm90, Streamed14336x96Few, 2)
 FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k3072_96_bf16_sm90, Streamed3072x96, 2)
 FLASHRT_RESIDUAL_STREAMED(linear_gated_residual_k14336_96_bf16_sm90, Streamed14336x96, 2)
+FLASHRT_RESIDUAL_FP8(linear_gated_residual_k4096_64_fp8_sm90, Streamed4096x64Fp8, 2)
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .ada_rms_norm import ada_rms_norm_launch
@@ -11,8 +12,14 @@ from .glu_linear import glu_rows_launch
 from .launch import Launcher, require_bf16
 from .maths import ada_rms_normalise, glu
 from .op import Lane, Op
-from .quantised import given, store
+from .quantised import E4M3, given, store
 from .skinny import SIDE_BY_SIDE, SkinnyPlan, choose_plan, whole_plans
+
+
+def _e4m3_plan(formats: str) -> SkinnyPlan:
+    name = f"ada_rms_norm_geglu_56_{formats}_sm90"
+    return SkinnyPlan(name, 1024, 56, 128, 106432, cluster=2, tiles=True)
+
 
 #: Fused kernels, best first.
 _PLANS = (
@@ -24,6 +31,11 @@ _PLANS = (
     SkinnyPlan("ada_rms_norm_geglu_14_bf16", 1024, 14, 32, 23088),
     SkinnyPlan("ada_rms_norm_geglu_62_bf16", 1024, 62, 16, 57376),
 )
+#: Those with E4M3 weights, a scale a row, for results of a type.
+_E4M3_PLANS = {
+    torch.bfloat16: _e4m3_plan("fp8"),
+    E4M3: _e4m3_plan("fp8_into_fp8"),
+}
 #: Those with int8 weights.
 _WHOLE_PLANS = (
     SkinnyPlan("ada_rms_norm_geglu_14_i8_sm90", 1024, 14, 64, 102928, carveout=SIDE_BY_SIDE),
@@ -66,7 +78,7 @@ def ada_rms_norm_geglu_launch(
     out_scale: Tensor | None = None,
 ) -> None:
     """One kernel where it was built for the shape; else norm, product and gate as three."""
-    require_bf16("ada_rms_norm_geglu", x=x, out=out)
+    require_bf16("ada_rms_norm_geglu", x=x)
     rows, width = x.shape
 
     def fused(run: slice, plan: SkinnyPlan) -> None:
@@ -75,6 +87,13 @@ def ada_rms_norm_geglu_launch(
         args = (part, *weights, into, part.shape[0], x.stride(0), out.stride(0), eps)
         plan.launch(launcher, weight.shape[0], args)
 
+    plan = _E4M3_PLANS.get(out.dtype) if x_scale is not None else None
+    if plan and weight.is_contiguous() and plan.fits(launcher, rows, *weight.shape):
+        weights = (plan.weight(weight), x_scale, weight_scale)
+        ends = (out, out_scale, rows, x.stride(0), out.stride(0), eps)
+        plan.launch(launcher, weight.shape[0], (x, scale, shift, *weights, *ends))
+        return
+    require_bf16("ada_rms_norm_geglu", out=out)
     if weight_scale is not None:
         runs = whole_plans(
             "ada_rms_norm_geglu", _WHOLE_PLANS, launcher, x, weight, (x_scale, out_scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,10 @@ _STREAMED_PLANS = (
     streamed_plan("linear_gated_residual", 14336, 96, 92224, 4, tokens=16, others=True),
     streamed_plan("linear_gated_residual", 3072, 96, 110656, 4, tokens=32),
     streamed_plan("linear_gated_residual", 14336, 96, 110656, 4, tokens=32),
+)
+#: Those of E4M3 rows and weights, a scale a row.
+_E4M3_PLANS = (
+    streamed_plan("linear_gated_residual", 4096, 64, 67760, 8, tokens=56, weights="fp8"),
 )
 #: Those with int8 weights.
 _WHOLE_PLANS = (
@@ -136,9 +141,7 @@ def linear_gated_residual_launch(
     eps: float = 0.0,
     normal_scale: Tensor | None = None,
 ) -> None:
-    """One kernel where it was built for the shape; else product and gated addition as two, which is
-    also what products of E4M3 operands take.
-    """
+    """One kernel where it was built for the shape; else product and gated addition as two."""
     norm = None
     if normal is not None and norm_weight is not None and norm_bias is not None:
         norm = _Norm(norm_weight, norm_bias, normal, eps, normal_scale)
@@ -168,6 +171,8 @@ def _added(
     rows, width = out.shape
     if x_scale is not None:
         require_e4m3("linear_gated_residual", x, weight)
+        if _streamed(launcher, _E4M3_PLANS, x, weight, (x_scale, weight_scale), gate, out, bias):
+            return False
         branch = launcher.workspace(rows, width)
         launcher.matmul(x, weight, None, branch, x_scale=x_scale)
         return _add_gated(launcher, branch, gate, out, bias=bias, scale=weight_scale, norm=norm)
@@ -194,20 +199,37 @@ def _fused(
 ) -> bool:
     """Launches one kernel where it was built for the shape. Whether it was."""
     rows, width = out.shape
+    if _streamed(launcher, _STREAMED_PLANS, x, weight, (), gate, out, bias):
+        return True
     if not weight.is_contiguous():
         return False
-    streamed = choose_plan(_STREAMED_PLANS, launcher, rows, *weight.shape)
-    if streamed is not None:
-        require_bf16("linear_gated_residual", bias=bias)
-        maps = (streamed.x(x), streamed.weight(weight))
-        streamed.launch(launcher, width, (*maps, bias, gate, out, rows, out.stride(0)))
-        return True
     chosen = None if bias is not None else choose_plan(_PLANS, launcher, rows, *weight.shape)
     if chosen is None:
         return False
     counts = (rows, x.stride(0), out.stride(0))
     args = (x, chosen.weight(weight), None, gate, out, *counts)
     chosen.launch(launcher, width, args)
+    return True
+
+
+def _streamed(
+    launcher: Launcher,
+    plans: Sequence[SkinnyPlan],
+    x: Tensor,
+    weight: Tensor,
+    scales: tuple[Tensor | None, ...],
+    gate: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+) -> bool:
+    """Launches a kernel that takes x and the weight as tiles. Whether one of ``plans`` fits."""
+    rows, width = out.shape
+    plan = choose_plan(plans, launcher, rows, *weight.shape)
+    if plan is None or not weight.is_contiguous():
+        return False
+    require_bf16("linear_gated_residual", bias=bias)
+    found = (plan.x(x), plan.weight(weight), *scales, bias)
+    plan.launch(launcher, width, (*found, gate, out, rows, out.stride(0)))
     return True
 
 

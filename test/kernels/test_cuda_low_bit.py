@@ -75,14 +75,18 @@ def assert_quantised(out: Tensor, want: Tensor) -> None:
 
 
 def assert_steps(out: Tensor, want: Tensor) -> None:
-    """E4M3 results of products that are summed in another order: none more than a step off and what
-    of a column's size that is, one in ten at all. A whole result's error says less: a few large
-    numbers make it, and one of them a step off is 6 to 12 %.
+    """E4M3 results of products that are summed in another order or with fewer bits, by numbers: one
+    in five at most is another one, one in ten thousand more than a step and 2 % of its column's
+    size off, none four times that. So it is where sums of a gate and of what it lets through are
+    0.3 % of their size off. A whole result's error says less: a few large numbers make it, and one
+    of them a step off is 6 to 12 %.
     """
     out, want = out.float(), want.float()
-    near = want.abs() / 7 + 2.0**-9 + 0.02 * want.square().mean(0).sqrt()
-    assert bool(((out - want).abs() <= near).all())
-    assert float((out != want).float().mean()) < 0.1
+    size = want.square().mean(0) if len(want) >= 8 else want.square().mean()
+    far = (out - want).abs() / (want.abs() / 7 + 2.0**-9 + 0.02 * size.sqrt())
+    assert float((out != want).float().mean()) < 0.2
+    assert float((far > 1).float().mean()) <= 1e-4
+    assert float(far.max()) < 4
 
 
 @pytest.mark.parametrize("stream", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
@@ -314,3 +318,42 @@ def test_expert_ops_with_int8_weights(device: Any, rows: int) -> None:
         )
         linear_gated_residual_ref(branch.float(), down, table[2], wanted, weight_scale=scale)
         assert error(stream, wanted) < CHAINED
+
+
+@pytest.mark.parametrize("out_dtype", [E4M3, torch.bfloat16], ids=["fp8", "bf16"])
+@pytest.mark.parametrize(
+    ("rows", "width"), [(1, 4096), (10, 4096), (50, 4096), (56, 64), (41, 192)]
+)
+def test_conditioned_geglu_of_e4m3(
+    device: Any, rows: int, width: int, out_dtype: torch.dtype
+) -> None:
+    if device.launcher.architecture != 90:
+        pytest.skip("the kernel is for sm_90")
+    x, norm = draw(rows, 1024, scale=2.0) + draw(rows, 1), draw(2, 1024, dtype=F32, scale=0.3)
+    _, weight, scales = operands(1, 2 * width, 1024, rows_scaled=True)
+    narrow = out_dtype is E4M3
+    given = {"eps": 1e-6, **scales} | ({"out_scale": one(2.0**-4)} if narrow else {})
+    out, want = empty(rows, width, dtype=out_dtype), empty(rows, width, dtype=out_dtype)
+    run(device, lambda lane: ada_rms_norm_geglu(lane, x, *norm, weight, out, **given))
+    ada_rms_norm_geglu_ref(x, *norm, weight, want, **given)
+    if narrow:
+        assert_steps(out, want)
+    else:
+        assert error(out, want) < FAST
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(1, 1024, 4096), (10, 1024, 4096), (50, 1024, 4096), (56, 64, 4096), (57, 1024, 4096)],
+)
+def test_gated_residual_of_e4m3(
+    device: Any, rows: int, columns: int, depth: int, bias: bool
+) -> None:
+    x, weight, scales = operands(rows, columns, depth, rows_scaled=True)
+    gate, stream = draw(columns, dtype=F32), draw(rows, columns)
+    given = scales | ({"bias": draw(columns)} if bias else {})
+    want = stream.float()
+    run(device, lambda lane: linear_gated_residual(lane, x, weight, gate, stream, **given))
+    linear_gated_residual_ref(x, weight, gate, want, **given)
+    assert error(stream, want) < FAST
