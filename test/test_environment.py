@@ -197,17 +197,23 @@ def test_the_tests_run_on_kilted_and_on_jazzy_each_in_its_environment() -> None:
         for line in recipe(target)
         if any(each in line for each in ("environment.py", " -m pytest", "second_try.py"))
     ]
-    kilted, plain, talking, jazzy, part = ran
+    kilted, plain, talking, timed, jazzy, part = ran
     assert kilted.endswith("tools/environment.py --dev")
-    # Every test is in one of the two, and none in both.
+    # Every test is in one of the three, and none in two.
     ignored = re.findall(r"--ignore=(\S+)", plain.rpartition(" python -m pytest")[2])
     assert " python -m pytest -q -n 2 " in plain and ignored
     # Those over DDS that failed get a second try, alone.
-    tried = talking.rpartition(" python ")[2]
-    assert tried == f"tools/second_try.py -n 2 --dist loadfile {' '.join(ignored)}"
+    parts = (
+        (talking, "-n 4 --dist loadscope -m 'not timed'"),
+        (timed, "-n 2 --dist loadscope -m timed"),
+    )
+    for line, apart in parts:
+        tried = line.rpartition(" python ")[2]
+        assert tried == f"tools/second_try.py {apart} {' '.join(ignored)}"
     assert all((ROOT / place).exists() for place in ignored)
     assert jazzy.endswith("tools/environment.py --ros jazzy --dev")
     assert " python -m pytest -q -m jazzy " in part
-    for line, venv in ((plain, ".venv"), (talking, ".venv"), (part, ".venv-jazzy")):
+    here = [(line, ".venv") for line in (plain, talking, timed)]
+    for line, venv in (*here, (part, ".venv-jazzy")):
         for value in (f'PATH="{ROOT}/{venv}/bin:', f'AMENT_PREFIX_PATH="{ROOT}/{venv}"'):
             assert value in line

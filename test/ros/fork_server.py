@@ -111,6 +111,7 @@ def _serve(lines: Any) -> dict[str, Any] | None:
             answer: int | None = os.fork()
             if answer == 0:
                 return dict(question)
+            ended.pop(answer, None)  # numbers come again
         else:
             if pid not in ended and (found := os.waitpid(pid, os.WNOHANG))[0]:
                 ended[pid] = os.waitstatus_to_exitcode(found[1])

@@ -210,7 +210,8 @@ class Robot:
         """Call ``~/<name>`` of the node and return the response."""
         future = self.client(kind, name).call_async(kind.Request(**fields))
         wait_until(lambda: future.done() or not self.target.alive, timeout_s, f"answer of {name}")
-        assert future.done(), f"the node died in {name}:\n{self.target.log}"
+        status = self.target.process.poll()
+        assert future.done(), f"the node died in {name}, status {status}:\n{self.target.log}"
         return future.result()
 
     def state(self) -> str:

@@ -126,7 +126,7 @@ def test_an_arm_follows_chunks_while_the_next_is_decided(
     # Late: 0.5 s instead of the 0.15 s expected; rows are skipped, and the schedule may run out.
     skipped = int(part["skipped_rows"])
     robot.disturbance.order(busy_s=0.5)
-    robot.wait_chunks(3, 20.0)
+    robot.wait_chunks(4, 20.0)  # the first was perhaps under way, the last is perhaps not counted
     part = robot.fresh_part("execution")
     assert int(part["skipped_rows"]) >= skipped + 20
     # Failed and lost ones: the schedule runs out, the arm is held, and then goes on.
