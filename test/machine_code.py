@@ -65,6 +65,10 @@ _FEW_ROWS = (
     r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear(_squares)?_k\d+"
     r"|layer_norm_attention)_.*"
 )
+#: Those of E4M3, and of them those behind a norm, where what the next kernel fetches ahead
+#: would be in the way of x.
+_NORMED_E4M3 = r"(layer_norm_linear_k\d+_\d+|ada_rms_norm_geglu_\d+)_fp8_(into_fp8_)?sm90"
+_E4M3 = rf"({_NORMED_E4M3}|linear(_gated_residual)?_k\d+_\d+_fp8_sm90)"
 #: Those that stream so many weights that the next kernel starts when the last are under way.
 _LATE = r"\w*linear(_gated_residual|_squares)?_k(3072|14336)_\w+_bf16_sm90"
 
@@ -76,13 +80,17 @@ PROMISES = (
     Promise(r"copy_pieces", r"LDG\.E\.128", "what is aligned is read 16 bytes at a time"),
     Promise(r"copy_pieces", r"STG\.E\.128", "what is aligned is written 16 bytes at a time"),
     Promise(
-        rf"(?!action_in|copy_pieces|{_LATE}).*", TRIGGER,
+        rf"(?!action_in|copy_pieces|{_LATE}|{_NORMED_E4M3}).*", TRIGGER,
         "the next kernel is to get ready while this one waits",
         before=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(
         r"action_in.*", TRIGGER,
         "the kernels of a step read earlier stages without a wait, so its first holds them back",
+        behind=WAIT, architectures=_OVERLAPPING,
+    ),
+    Promise(
+        _NORMED_E4M3, TRIGGER, "x comes before what the next kernel fetches ahead",
         behind=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(
@@ -117,13 +125,10 @@ PROMISES = (
         architectures=r"(89|90a|100a|110a|120a)",
     ),
     Promise(
-        r"(?!.*_k\d+_\d+_fp8_)" + _FEW_ROWS + r"_sm90", r"HGMMA\.64x",
+        rf"(?!{_E4M3})" + _FEW_ROWS + r"_sm90", r"HGMMA\.64x",
         "the body of Hopper uses wgmma",
     ),
-    Promise(
-        r"(layer_norm_)?linear_k\d+_\d+_fp8_(into_fp8_)?sm90", r"QGMMA\.64x",
-        "products of E4M3 at their own rate",
-    ),
+    Promise(_E4M3, r"QGMMA\.64x", "products of E4M3 at their own rate"),
     Promise(r"attention_(?!rows).*(?<!_sm90)", MMA, "attention runs on the tensor cores"),
     Promise(r"glu_linear_.*_bf16_sm90", r"HGMMA\.64x", "the body of Hopper uses wgmma"),
     Promise(
