@@ -60,7 +60,7 @@ class LoadOptions:
         threads: torch threads on the CPU device; 0 leaves torch's choice.
         overlap: on the CUDA device, where kernels may start before the one in front has finished:
             ``on``, ``off``, or classes of boundaries (:mod:`flashrt_core.devices.overlap`); by
-            default in the stage ``action``, and behind our own kernels in the stage ``video``.
+            default in the stage ``action``, and behind our own kernels in all others.
         real_time_chunking: a decision may continue the chunk before it
             (:class:`flashrt_core.guidance.Previous`).
         camera_bytes: room for a camera's image: images of so many bytes or fewer go to the device

@@ -193,7 +193,8 @@ def _check_overlap(options: BenchOptions) -> None:
         if not known:
             raise _error(
                 "overlap",
-                expected=f"on, off, both, each, or of {', '.join((*stages, *FRONTS))} joined by +",
+                expected="on, off, both, each, or of "
+                + f"{', '.join((*stages, *FRONTS))} joined by + and ,",
                 got=repr(options.overlap),
             )
         if options.overlap_cases:

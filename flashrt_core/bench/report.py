@@ -112,12 +112,14 @@ def draw(result: dict[str, Any], path: Path, title: str = "π0.5") -> None:
     if all(floors):
         axes.plot(floors, places, "k|", markersize=12, label="roofline")
     _draw_peers(axes, cases, height, most=_PEER_SPACE * max(low))
-    names = ["{views} x {prompt_tokens} x {horizon}".format(**case) for case in cases]
+    plans = list(dict.fromkeys(case["precision"] for case in cases))
+    label = "{views} x {prompt_tokens} x {horizon}" + (", {precision}" if len(plans) > 1 else "")
+    names = [label.format(**case) for case in cases]
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("one decision on the GPU, ms (p50)")
-    axes.set_title(f"{title}, {result['gpu']}, {cases[0]['precision']}", loc="left", fontsize=10)
+    axes.set_title(f"{title}, {result['gpu']}, {', '.join(plans)}", loc="left", fontsize=10)
     axes.set_ylabel("views x prompt tokens x horizon")
     figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     try:

@@ -39,6 +39,9 @@ class Simulation:
         # Before time runs: a clock that waited would make up for it.
         robot.connect({"front": Image, "joints": JointState})
         self._clock = robot.node.create_publisher(Clock, "/clock", 1)
+        limit = time.monotonic() + 10.0
+        while not self._clock.get_subscription_count() and time.monotonic() < limit:
+            time.sleep(0.01)  # sensors of a time that the node does not know yet would be ahead
         self._step_ns = round(TICK_S * speed * SECOND)
         self.now_ns = start_ns
         self.sensors = True
