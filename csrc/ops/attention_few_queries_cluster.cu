@@ -23,6 +23,7 @@
 #include "../common/few_queries.cuh"
 #include "../common/mma.cuh"
 #include "../common/pdl.cuh"
+#include "../common/pushed_sums.cuh"
 #include "../common/reduce.cuh"
 #include "../common/stream.cuh"
 #include "../common/tile_copy.cuh"
@@ -392,9 +393,9 @@ class FewQueries {
 #pragma unroll
     for (int tile = 0; tile < S::kTiles; ++tile) {
       const int at = ((rank_ * 2 + half) * S::kTiles + tile) * 32 + lane_;
-      const uint2 parts = {pack2(v[4 * tile], v[4 * tile + 1]), pack2(v[4 * tile + 2], v[4 * tile + 3])};
-      push(base + S::kReceived + at * 8, base + S::kBarriers + kSumsCame * 8,
-           float2{__uint_as_float(parts.x), __uint_as_float(parts.y)});
+      NarrowSums::send(base + S::kReceived + at * NarrowSums::kBytes,
+                       base + S::kBarriers + kSumsCame * 8,
+                       {v[4 * tile], v[4 * tile + 1], v[4 * tile + 2], v[4 * tile + 3]});
     }
   }
 
@@ -405,7 +406,8 @@ class FewQueries {
     const int pair = tile * 4 + lane_ % 4;
     const float2* tops = reinterpret_cast<const float2*>(shared_ + S::kReceivedTops) + pair;
     const float2* sums = reinterpret_cast<const float2*>(shared_ + S::kReceivedSums) + pair;
-    const uint2* received = reinterpret_cast<const uint2*>(shared_ + S::kReceived) + warp_ * 32 + lane_;
+    const unsigned char* received =
+        shared_ + S::kReceived + (warp_ * 32 + lane_) * NarrowSums::kBytes;
     wait(kTopsCame);
     float2 factor[kSplits], top = {-INFINITY, -INFINITY}, total = {0.0f, 0.0f};
 #pragma unroll
@@ -421,11 +423,10 @@ class FewQueries {
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int from = 0; from < kSplits; ++from) {
-      const uint2 parts = received[from * (2 * S::kTiles * 32)];
-      const float2 low = unpack2(parts.x), high = unpack2(parts.y);
+      const float4 part = NarrowSums::read(received + from * (2 * S::kTiles * 32) * NarrowSums::kBytes);
       const float2 f = factor[from], sum = sums[from * (S::kRows / 2)];
       total = {total.x + f.x * sum.x, total.y + f.y * sum.y};
-      v = {v.x + f.x * low.x, v.y + f.y * low.y, v.z + f.x * high.x, v.w + f.y * high.y};
+      v = {v.x + f.x * part.x, v.y + f.y * part.y, v.z + f.x * part.z, v.w + f.y * part.w};
     }
     const float low = __fdividef(1.0f, total.x), high = __fdividef(1.0f, total.y);
     v = {v.x * low, v.y * high, v.z * low, v.w * high};

@@ -221,7 +221,7 @@ class CudaDevice:
             staging.synchronize()
 
     def rehearse(self, programs: Iterable[Program]) -> None:
-        """Launch each once: graphs that never ran make kernels of all others start 0.3 us later."""
+        """Launch each once: graphs that never ran make the kernels of all others start later."""
         self.driver.enter()
         for program in programs:
             self.driver.call("cuGraphLaunch", self._own(program).executable, self._stream)

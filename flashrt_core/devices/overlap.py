@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ..errors import OptionError
 
 #: Where a plan overlaps by default: the whole action stage, which gets shorter by up to two fifths
-#: (docs/benchmarks.md), and elsewhere behind our own kernels: on an H200 a video's blocks get 2 %
-#: shorter, and context stages from 1 % shorter to 2 % longer, so that one rule does for all. Behind
-#: library products, which fill the GPU, they would get 2 % longer.
+#: (docs/benchmarks.md), and elsewhere behind our own kernels, where a video's blocks get shorter
+#: and context stages hardly change, so that one rule does for all. Behind library products, which
+#: fill the GPU, those would get longer.
 DEFAULT = "action,kernel"
 #: What may stand in front of a boundary.
 FRONTS = ("kernel", "product")

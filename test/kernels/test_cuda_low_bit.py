@@ -75,18 +75,16 @@ def assert_quantised(out: Tensor, want: Tensor) -> None:
 
 
 def assert_steps(out: Tensor, want: Tensor) -> None:
-    """E4M3 results of products that are summed in another order or with fewer bits, by numbers: one
-    in five at most is another one, one in ten thousand more than a step and 2 % of its column's
-    size off, none four times that. So it is where sums of a gate and of what it lets through are
-    0.3 % of their size off. A whole result's error says less: a few large numbers make it, and one
-    of them a step off is 6 to 12 %.
+    """E4M3 results of products that are summed in another order: none more than a step off and what
+    of a column's size that is, one in ten at all; of few rows the size of all stands for that of a
+    column. A whole result's error says less: a few large numbers make it, and one of them a step
+    off is 6 to 12 %.
     """
     out, want = out.float(), want.float()
     size = want.square().mean(0) if len(want) >= 8 else want.square().mean()
-    far = (out - want).abs() / (want.abs() / 7 + 2.0**-9 + 0.02 * size.sqrt())
-    assert float((out != want).float().mean()) < 0.2
-    assert float((far > 1).float().mean()) <= 1e-4
-    assert float(far.max()) < 4
+    near = want.abs() / 7 + 2.0**-9 + 0.02 * size.sqrt()
+    assert bool(((out - want).abs() <= near).all())
+    assert float((out != want).float().mean()) < 0.1
 
 
 @pytest.mark.parametrize("stream", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
