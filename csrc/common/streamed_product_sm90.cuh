@@ -128,7 +128,6 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
   }
 
   __device__ __forceinline__ void run() {
-    if constexpr (!S::kLate) pdl_trigger();
     [[maybe_unused]] typename Base::Centred condition;
     if constexpr (S::kNorm) condition = this->load_centred();
     if (thread_ == 0) {
@@ -228,6 +227,7 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
       const int step = turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
       if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
+      if (!S::kLate && turn == 0) pdl_trigger();  // x has come: what the next kernel fetches is not in its way
       multiply_step(step, sums, turn > 0);
       if constexpr (S::kNorm) {
         if (slab_ < S::kMaxTokens / 16 && !in_.moments) add_moments(step, squares, totals);
