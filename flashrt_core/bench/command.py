@@ -14,12 +14,12 @@ from rich.console import Console
 
 from ..devices.overlap import DEFAULT, FRONTS, Overlap
 from ..errors import NumericsError, OptionError
-from ..load import LoadOptions, plans_of
+from ..load import LoadOptions, check_loadable, plans_of, precision_of
 from ..outputs import check_figure, check_output
 from ..policies import find_policy
 from ..policies.base import Policy
 from .case import Case, check_views, default_cases
-from .latency import PLAN, Bench, CaseResult, check_options
+from .latency import PLAN, Bench, CaseResult, check_options, shaped
 from .machine import gpu_only, require_idle_gpu
 from .peer_lerobot import PATHS, check_paths, require_lerobot, run_peer, with_ratios
 from .report import describe_run, draw, peer_lines, table, write_json
@@ -101,6 +101,8 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
             opened.callback(bench.close)
         with gpu_only(_INSTEAD):
             require_idle_gpu()
+            for bench in benches:
+                _check_calibrations(bench.plan, cases)
             lines = _timed(benches, options, cases)
         known = [line for line in lines if line["fingerprint"] in qualified]
         for line in known:
@@ -176,6 +178,13 @@ def _checked(options: BenchOptions) -> BenchOptions:
         if changed["figure"] == changed.get("output"):
             raise _error("figure", expected="another file than --output", got=options.figure)
     return replace(options, **changed)
+
+
+def _check_calibrations(plan: LoadOptions, cases: Sequence[Case]) -> None:
+    """One that is missing is told of before minutes go into the plans and cases in front of it."""
+    if precision_of(plan).calibrated:
+        for case in cases:
+            check_loadable(shaped(plan, case))
 
 
 def _error(name: str, **details: Any) -> OptionError:

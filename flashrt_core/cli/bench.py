@@ -54,8 +54,8 @@ def bench_command(
     overlap: Annotated[
         str,
         typer.Option(
-            help="Where kernels overlap: on, off, or classes of boundaries joined by + and ,: "
-            "context, action, kernel, product. both: as plans run, then off. each: on and every "
+            help="Where kernels overlap: on, off, or classes of boundaries joined by + and ,: the "
+            "policy's stages, kernel, product. both: as plans run, then off. each: on and every "
             "class alone too. both and each check that all ways give equal bits."
         ),
     ] = DEFAULT,

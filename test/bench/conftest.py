@@ -19,5 +19,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(plan=plan, library="abc", gpu={}, close=lambda: None)
 
     monkeypatch.setattr(command, "Bench", bench)
+    monkeypatch.setattr(command, "check_loadable", lambda options: None)
     monkeypatch.setattr(command, "_measure", lambda b, o, cases: [line(c, False) for c in cases])
     monkeypatch.setattr(command, "require_lerobot", lambda policy: "0.6.1")

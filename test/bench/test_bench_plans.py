@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from flashrt_core import load
 from flashrt_core.bench import command, machine
 from flashrt_core.bench.capsule_command import CapsuleBenchOptions, run_capsule_bench
 from flashrt_core.bench.case import Case
 from flashrt_core.bench.command import BenchOptions, run_bench
 from flashrt_core.bench.roofline import CEILINGS, floor_ms
 from flashrt_core.contract import ShapeKey
+from flashrt_core.devices.cpu import CpuDevice
 from flashrt_core.errors import DeviceError, OptionError
 from flashrt_core.policies import find_policy
 from flashrt_core.policies.pi05 import POLICY
 from flashrt_core.policies.pi05.config import make_config
 from flashrt_core.policies.pi05.sites import SITES
 from flashrt_core.precision import Format, Precision
+from flashrt_core.scales import NoCalibrationError
 from test.bench.test_bench import HEAVY, LIGHT, line, plan
 
 
@@ -66,6 +69,7 @@ def test_plans_are_measured_in_one_run_and_fidelity_goes_to_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(command, "_measure", plan_line)
+    monkeypatch.setattr(command, "check_loadable", lambda options: None)
     monkeypatch.setattr(machine, "gpu_state", dict)
     found = {"cosine_mean": 0.9996, "cosine_min_row": 0.998, "pairs": 64}
     report = tmp_path / "fidelity.json"
@@ -77,6 +81,17 @@ def test_plans_are_measured_in_one_run_and_fidelity_goes_to_its_own(
     assert names == [(10, "fp8"), (10, "bf16"), (50, "fp8"), (50, "bf16")]
     assert [case.get("fidelity") for case in cases] == [found, None, None, None]
     assert "2x48x10 fp8" in told.getvalue() and "2x48x10 bf16" in told.getvalue()
+
+
+def test_a_calibration_that_is_missing_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "_measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(load, "open_device", lambda *_, **__: CpuDevice())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = BenchOptions(plan(precision="bf16,fp8"), cases=(LIGHT, HEAVY))
+    with pytest.raises(NoCalibrationError, match=r"--precision fp8 .*--horizon 50[^\n]*\Z"):
+        run_bench(options, Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             noted.append(("trace", "peer", str(case)))
             yield case, {"path": "eager", "kernels": 7}
 
+    monkeypatch.setattr(command, "check_loadable", lambda options: None)
     monkeypatch.setattr(command, "Bench", partial(_Recorded, asked=noted))
     monkeypatch.setattr(command, "run_peer", peer)
     monkeypatch.setattr(command, "require_lerobot", lambda policy: "1")

@@ -39,15 +39,14 @@ SITES: Mapping[str, Site] = {
 }
 
 _NARROW = {
-    # What stays wide costs little and matters most: q, k and v are what attention compares and
-    # mixes, and keys and values of the context are read in every step.
+    # What stays wide costs little and matters most (docs/numerics.md): q, k and v of tower and
+    # adapter, and keys and values of the context, which are read in every step.
     "vision.*": "fp8",
     "vision.patch": "bf16",
     "vision.qkv": "bf16",
     "merger.*": "bf16",
     "features.*": "bf16",
     "text.*": "fp8",
-    "text.qkv": "bf16",
     "adapter.*": "fp8",
     "adapter.qkv": "bf16",
 }
