@@ -322,6 +322,11 @@ def test_rows_that_are_missing_are_left_out() -> None:
     result["cases"][0]["peers"] = [row | {"path": "eager"}]
     assert "LeRobot, graph" not in bench_docs.results(result)
     assert "LeRobot, eager" in bench_docs.results(result)
+    assert "samples" not in bench_docs.results(result)
+    few = row | {"path": "eager", "samples": 2}
+    assert "x (2 samples) |" in bench_docs.results(
+        result | {"cases": [result["cases"][0] | {"peers": [few]}]}
+    )
     told = " ".join(bench_docs.headline(result).split())
     assert "takes 32 ms as it comes (3.1 times the call)." in told
     for rows in ([], [row | {"path": "another"}]):

@@ -9,6 +9,7 @@ from result_files import Result
 
 PATHS = {"compiled_graph": "compiled and in one CUDA graph", "eager": "as it comes"}
 SHORT = {"compiled_graph": "graph", "eager": "eager"}
+_FEW = 10  # samples, of which a reader wants to know that they are no more
 
 
 def name_of(case: Result) -> str:
@@ -22,7 +23,8 @@ def three(times: dict[str, float]) -> str:
 def peer(case: Result, path: str) -> str:
     for row in case.get("peers", ()):
         if row["path"] == path:
-            return f"{row['ms']['p50']:.1f} ms, {row['ratio_to_replay']:.1f} x"
+            few = f" ({row['samples']} samples)" if row["samples"] < _FEW else ""
+            return f"{row['ms']['p50']:.1f} ms, {row['ratio_to_replay']:.1f} x{few}"
     return ""
 
 
