@@ -10,6 +10,7 @@ from .check import F32, ArgCheck
 from .expand_rows import expand_rows_launch
 from .glu_linear import glu_rows_launch
 from .launch import Launcher, require_bf16
+from .low_bit import no_kernel
 from .maths import ada_rms_normalise, glu
 from .op import Lane, Op
 from .quantised import E4M3, given, store
@@ -87,8 +88,14 @@ def ada_rms_norm_geglu_launch(
         args = (part, *weights, into, part.shape[0], x.stride(0), out.stride(0), eps)
         plan.launch(launcher, weight.shape[0], args)
 
-    plan = _E4M3_PLANS.get(out.dtype) if x_scale is not None else None
-    if plan and weight.is_contiguous() and plan.fits(launcher, rows, *weight.shape):
+    if x_scale is not None and (plan := _E4M3_PLANS.get(out.dtype)) is not None:
+        if not (weight.is_contiguous() and plan.fits(launcher, rows, *weight.shape)):
+            raise no_kernel(
+                "ada_rms_norm_geglu",
+                expected=f"up to {plan.tokens} rows of {plan.depth} on architecture 9.0 where "
+                "weights are float8_e4m3fn",
+                got=f"{rows} rows of {width} on {launcher.architecture / 10}",
+            )
         weights = (plan.weight(weight), x_scale, weight_scale)
         ends = (out, out_scale, rows, x.stride(0), out.stride(0), eps)
         plan.launch(launcher, weight.shape[0], (x, scale, shift, *weights, *ends))

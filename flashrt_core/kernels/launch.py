@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from .low_bit import NO_KERNEL_REMEDY
 from .op import Op
 from .quantised import E4M3
 
@@ -144,7 +145,7 @@ def refuse_low_bit(op: Op, args: Iterable[Any]) -> None:
             f"op {op.name!r} on device 'cuda'",
             expected="bfloat16 arguments",
             got=f"{str(found[0]).removeprefix('torch.')}, for which it has no kernel yet",
-            remedy="set precision to 'bf16', or device to 'cpu'",
+            remedy=NO_KERNEL_REMEDY,
         )
 
 

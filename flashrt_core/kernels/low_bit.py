@@ -7,6 +7,12 @@ from torch import Tensor
 from ..errors import ContractError
 from .quantised import E4M3
 
+#: What can be done where a product has no kernel in its format.
+NO_KERNEL_REMEDY = (
+    "give the product's site another format in the precision plan ('bf16' always runs), or set "
+    "device to 'cpu'"
+)
+
 
 def no_kernel(op: str, *, expected: str, got: object) -> ContractError:
     """The refusal of operands that no kernel of an op takes."""
@@ -14,7 +20,7 @@ def no_kernel(op: str, *, expected: str, got: object) -> ContractError:
         f"{op} on device 'cuda'",
         expected=expected,
         got=str(got).removeprefix("torch."),
-        remedy="set precision to 'bf16', or device to 'cpu'",
+        remedy=NO_KERNEL_REMEDY,
     )
 
 
