@@ -65,10 +65,14 @@ _FEW_ROWS = (
     r"(ada_rms_norm_(qkv_rope_kv|geglu)|linear_gated_residual|(layer_norm_)?linear(_squares)?_k\d+"
     r"|layer_norm_attention)_.*"
 )
-#: Those of E4M3, and of them those behind a norm, where what the next kernel fetches ahead
-#: would be in the way of x.
+#: Those of E4M3, and of them those behind a norm.
 _NORMED_E4M3 = r"(layer_norm_linear_k\d+_\d+|ada_rms_norm_geglu_\d+)_fp8_(into_fp8_)?sm90"
 _E4M3 = rf"({_NORMED_E4M3}|linear(_gated_residual)?_k\d+_\d+_fp8_sm90)"
+#: Those in which what the next kernel fetches ahead would be in the way of x.
+_BEHIND_X = (
+    rf"({_NORMED_E4M3}|(layer_norm_)?linear_k(1536|6144)_\d+_(bf16|fp8)(_into_fp8)?_sm90"
+    r"|linear_gated_residual_k4096_\d+_fp8_sm90)"
+)
 #: Those that stream so many weights that the next kernel starts when the last are under way.
 _LATE = r"\w*linear(_gated_residual|_squares)?_k(3072|14336)_\w+_bf16_sm90"
 
@@ -80,7 +84,7 @@ PROMISES = (
     Promise(r"copy_pieces", r"LDG\.E\.128", "what is aligned is read 16 bytes at a time"),
     Promise(r"copy_pieces", r"STG\.E\.128", "what is aligned is written 16 bytes at a time"),
     Promise(
-        rf"(?!action_in|copy_pieces|{_LATE}|{_NORMED_E4M3}).*", TRIGGER,
+        rf"(?!action_in|copy_pieces|{_LATE}|{_BEHIND_X}).*", TRIGGER,
         "the next kernel is to get ready while this one waits",
         before=WAIT, architectures=_OVERLAPPING,
     ),
@@ -90,7 +94,7 @@ PROMISES = (
         behind=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(
-        _NORMED_E4M3, TRIGGER, "x comes before what the next kernel fetches ahead",
+        _BEHIND_X, TRIGGER, "x comes before what the next kernel fetches ahead",
         behind=WAIT, architectures=_OVERLAPPING,
     ),
     Promise(
