@@ -5,6 +5,7 @@
 
 #include "activation.cuh"
 #include "mma.cuh"
+#include "quantise.cuh"
 #include "vector.cuh"
 
 namespace flashrt {
@@ -79,18 +80,18 @@ struct FewKeys {
     }
   }
 
-  // To where row 0 and column `first` go, of `rows`.
-  __device__ __forceinline__ void store(bf16* out, int out_stride, int rows) const {
+  // To where row 0 and column `first` go, of `rows`; factor as store_factor() gives it.
+  template <class Out>
+  __device__ __forceinline__ void store(Out* out, int out_stride, int rows, float factor) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
       if (row >= rows) continue;
-      bf16* first = out + static_cast<size_t>(row) * out_stride + lane % 4 * 2;
-      uint32_t* target = reinterpret_cast<uint32_t*>(first);
+      Out* first = out + static_cast<size_t>(row) * out_stride + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
-        target[n * 4] = pack2(mixed[n][2 * half], mixed[n][2 * half + 1]);
+        store2(first + n * 8, mixed[n][2 * half], mixed[n][2 * half + 1], factor);
       }
     }
   }

@@ -14,6 +14,8 @@
 //
 // E4M3 rows and weights are both read from shared memory, 128 columns a step; what a sum is multiplied by
 // comes with them (FewRowsInput). Behind a norm they need its moments first (normed_product_sm90.cuh).
+// A share of an odd number of steps has room for all tiles, and of every step each warpgroup takes half of the
+// columns.
 //
 // With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
 // fewer stages of x than of W (kTokenStages) each has barriers of
@@ -53,6 +55,8 @@ struct StreamedShape {
   static constexpr int kVectors = 2;  // of shift; those of gain are ones and what x is grown by
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
+  static constexpr bool kHalves = kSteps % kGroups != 0;  // of a step, a warpgroup's
+  static constexpr int kTurns = kHalves ? kSteps : kSteps / kGroups;
   static constexpr bool kLate = kLate_;
   static constexpr int kTokenStages = kTokenStages_;
   static constexpr bool kApart = kTokenStages != kStages;
@@ -67,7 +71,8 @@ struct StreamedShape {
                                     : kMaxTokens % 16 == 0 && kMaxTokens <= 48,
                 "whole tiles, or whole warps");
   static_assert(!kLate || kStages < kSteps, "there are last tiles");
-  static_assert(kSteps % kGroups == 0 && kStages % kGroups == 0 && kStages <= kSteps, "whole turns");
+  static_assert(kHalves ? sizeof(Weight) == 1 && kStages == kSteps
+                        : kStages % kGroups == 0 && kStages <= kSteps, "whole turns, or all of the share");
 
   // Shared memory. Partial sums take the place of the tiles; their pitch keeps the rows of a warp apart
   // in the banks.
@@ -92,7 +97,8 @@ struct StreamedShape {
   static constexpr int kBarriers = kReceivedSquares + (kSplit > 1 && kNorm ? kFrom * kTokens * 8 : 0);
   static constexpr int kCounted = 1 + kStages + (kApart ? kTokenStages : 0);  // barriers
   static constexpr int kSharedBytes = (kBarriers + kCounted * 8 + 15) / 16 * 16;
-  static_assert(kTokenStages % kGroups == 0 && kTokenStages <= kStages, "whole turns");
+  static_assert(kHalves ? kTokenStages == kSteps : kTokenStages % kGroups == 0 && kTokenStages <= kStages,
+                "whole turns, or all of the share");
   static_assert(kStageBytes % 1024 == 0 && kBarriers % 8 == 0, "aligned");
 };
 
@@ -223,8 +229,8 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
     float sums[S::kRows / 2];
     float squares[2] = {}, totals[2] = {};  // of a lane's share of its two tokens
 #pragma unroll 1
-    for (int turn = 0; turn < S::kSteps / S::kGroups; ++turn) {
-      const int step = turn * S::kGroups + group_;
+    for (int turn = 0; turn < S::kTurns; ++turn) {
+      const int step = S::kHalves ? turn : turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
       if constexpr (S::kApart) barrier_wait(tokens_full(step), step / S::kTokenStages & 1);
       if (!S::kLate && turn == 0) pdl_trigger();  // x has come: what the next kernel fetches is not in its way
@@ -255,15 +261,18 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
     }
   }
 
-  // The four products of a step, onto sums of those before with `keep`.
+  // The four products of a step, or this warpgroup's half of them, onto sums of those before with `keep`.
   __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kRows / 2], bool keep) const {
     const uint64_t w = wgmma_tile(shared_address(stage(step)));
     if constexpr (Base::kNarrow) {
+      constexpr int kParts = S::kHalves ? 4 / S::kGroups : 4;
       const uint64_t x = wgmma_tile(shared_address(tokens(step)));
+      const int first = S::kHalves ? group_ * kParts : 0;
       wgmma_begin();
 #pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        WgmmaE4m3<S::kRows>::run(sums, wgmma_step(x, part), wgmma_step(w, part), keep || part > 0);
+      for (int part = 0; part < kParts; ++part) {
+        WgmmaE4m3<S::kRows>::run(sums, wgmma_step(x, first + part), wgmma_step(w, first + part),
+                                 keep || part > 0);
       }
     } else {
       uint32_t x[4][4];

@@ -106,6 +106,8 @@ using Linear6144x96 = ByTokens<StreamedShape<96, 12, 8, 6, false, 48, false, 4, 
 static_assert(Linear6144x96::kSharedBytes == 114528, "as the launcher has it");
 using Linear6144x96Fp8 = ByTokens<StreamedShape<96, 6, 8, 6, false, 48, false, 4, true, e4m3>>;
 static_assert(Linear6144x96Fp8::kSharedBytes == 106464, "as the launcher has it");
+using Linear1536x48Fp8 = ByTokens<StreamedShape<48, 3, 4, 3, false, 48, false, 3, true, e4m3>>;
+static_assert(Linear1536x48Fp8::kSharedBytes == 40352, "as the launcher has it");
 using NormLinear1536x96Fp8 = NormedShape<96, 6, 2>;
 static_assert(NormLinear1536x96Fp8::kSharedBytes == 116048, "as the launcher has it");
 
@@ -144,6 +146,7 @@ FLASHRT_LINEAR(linear_k1536_48_bf16_sm90, Linear1536x48, 2)
 FLASHRT_LINEAR(linear_k1536_96_bf16_sm90, Linear1536x96, 2)
 FLASHRT_LINEAR(linear_k6144_96_bf16_sm90, Linear6144x96, 2)
 FLASHRT_LINEAR_FP8(linear_k6144_96_fp8_sm90, Linear6144x96Fp8, 2)
+FLASHRT_LINEAR_FP8(linear_k1536_48_fp8_sm90, Linear1536x48Fp8, 2)
 FLASHRT_LAYER_NORM_LINEAR_FP8(layer_norm_linear_k1536_96_fp8_sm90, NormLinear1536x96Fp8, bf16)
 FLASHRT_LAYER_NORM_LINEAR_FP8(layer_norm_linear_k1536_96_fp8_into_fp8_sm90, NormLinear1536x96Fp8, e4m3)
 #endif

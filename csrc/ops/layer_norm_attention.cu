@@ -1,8 +1,9 @@
 // layer_norm_attention: q = n W^T + b, n = (x - mean) / sqrt(var + eps) * gain + shift, one kernel with
 // out = softmax(scale q k^T) v for few rows (sm_90a): over keys and values that are there, or over the
 // rows themselves (_self), then W makes q|k|v
-// x [A, K], k, v [N, H, d], out [A, H d] bf16, rows of k, v and out *_stride elements apart, the heads of
-// a row side by side; W [H d, K] or [3 H d, K] bf16, packed; b as many; gain, shift [K] float32 or null;
+// x [A, K], k, v [N, H, d] bf16, out [A, H d] bf16, or E4M3 with out_scale [1] float32; rows of k, v and out
+// *_stride elements apart, the heads of a row side by side; W [H d, K] or [3 H d, K] bf16, packed; b as many;
+// gain, shift [K] float32 or null;
 // moments (row_moments.cuh) of x, or null: then the blocks take them of x themselves
 // keys j with prefix_length[0] <= j < prefix_rows are hidden (null: none) and never read
 // x and W come as tile maps of 64 columns by 48 rows; kept as in attention_heads.cu
@@ -70,9 +71,11 @@ class NormAttention : PushedProduct<S> {
   __device__ __forceinline__ NormAttention(const FewRowsInput<bf16>& input, NoFinish& op)
       : Base(input, op) {}
 
-  __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, bf16* out, int out_stride,
-                                      int kept) {
+  template <class Out>
+  __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, Out* out,
+                                      const float* out_scale, int out_stride, int kept) {
     pdl_trigger();
+    const float factor = store_factor<Out>(out_scale);
     const typename Base::Centred condition = this->load_centred();
     const uint2 offsets = load_bias(bias);
     if (thread_ == 0) {
@@ -84,7 +87,7 @@ class NormAttention : PushedProduct<S> {
     if constexpr (S::kSelf) {
       prepare(condition, offsets);
       make_rows();
-      attend_each_other(attention.scale_log2, out, out_stride);
+      attend_each_other(attention.scale_log2, out, out_stride, factor);
     } else {
       using Attention = typename S::Attention;
       attention.rows = this->first(split_) + this->count(split_);
@@ -98,7 +101,7 @@ class NormAttention : PushedProduct<S> {
       attend.load_queries(queries());
       attend.run();
       attend.join_lanes();
-      attend.store(out, out_stride, 1.0f);
+      attend.store(out, out_stride, factor);
     }
   }
 
@@ -176,7 +179,9 @@ class NormAttention : PushedProduct<S> {
   }
 
   // The rows over each other, a third of the columns a warp.
-  __device__ __forceinline__ void attend_each_other(float scale_log2, bf16* out, int out_stride) const {
+  template <class Out>
+  __device__ __forceinline__ void attend_each_other(float scale_log2, Out* out, int out_stride,
+                                                    float factor) const {
     constexpr int kColumns = 16;
     const int column = thread_ / 32 * kColumns;
     if (column >= kHead) return;
@@ -185,7 +190,7 @@ class NormAttention : PushedProduct<S> {
     attend.run(queries(), reinterpret_cast<const bf16*>(shared_ + S::kKeys),
                reinterpret_cast<const bf16*>(shared_ + S::kValues), in_.tokens, scale_log2, column);
     attend.store(out + static_cast<size_t>(this->first(split_)) * out_stride + tile_ * kHead + column,
-                 out_stride, this->count(split_));
+                 out_stride, this->count(split_), factor);
   }
 };
 
@@ -194,13 +199,13 @@ class NormAttention : PushedProduct<S> {
 }  // namespace flashrt
 
 #ifdef FLASHRT_SM90A
-#define FLASHRT_NORM_ATTENTION(name, Shape)                                                        \
+#define FLASHRT_NORM_ATTENTION(name, Shape, Out)                                                   \
   extern "C" __global__ void __launch_bounds__(256, 2) name(                                       \
       const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,           \
       const float* gain, const float* shift, const flashrt::bf16* bias, const flashrt::bf16* k,    \
-      const flashrt::bf16* v, const int* prefix_length, const float* moments, flashrt::bf16* out,  \
-      int slabs, int tokens, int keys, int prefix_rows, int kept, int k_stride, int v_stride,      \
-      int out_stride, float eps, float scale) {                                                    \
+      const flashrt::bf16* v, const int* prefix_length, const float* moments, flashrt::Out* out,   \
+      const float* out_scale, int slabs, int tokens, int keys, int prefix_rows, int kept,          \
+      int k_stride, int v_stride, int out_stride, float eps, float scale) {                        \
     flashrt::NoFinish op;                                                                          \
     flashrt::NormAttention<flashrt::Shape>(                                                        \
         {nullptr, nullptr, nullptr, &weight, gain, shift, eps, tokens, 0, &x, nullptr, moments,    \
@@ -208,9 +213,11 @@ class NormAttention : PushedProduct<S> {
         op)                                                                                        \
         .run({nullptr, k, v, prefix_length, tokens, keys, prefix_rows, 0, k_stride, v_stride, 1,   \
               0, scale * 1.4426950408889634f},                                                     \
-             bias, out, out_stride, kept);                                                         \
+             bias, out, out_scale, out_stride, kept);                                              \
   }
 
-FLASHRT_NORM_ATTENTION(layer_norm_attention_k1536_d48_bf16_sm90, ContextAttention)
-FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_bf16_sm90, SelfAttention)
+FLASHRT_NORM_ATTENTION(layer_norm_attention_k1536_d48_bf16_sm90, ContextAttention, bf16)
+FLASHRT_NORM_ATTENTION(layer_norm_attention_k1536_d48_bf16_into_fp8_sm90, ContextAttention, e4m3)
+FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_bf16_sm90, SelfAttention, bf16)
+FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_bf16_into_fp8_sm90, SelfAttention, e4m3)
 #endif

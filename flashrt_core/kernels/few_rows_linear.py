@@ -7,7 +7,6 @@ csrc/ops/few_rows_linear.cu, and of four bits csrc/ops/four_bit_linear.cu.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +61,10 @@ LINEAR_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
         streamed_plan("linear", 3072, 96, 92224, 4, tokens=16, others=True),
         streamed_plan("linear", 3072, 96, 110656, 4, tokens=32),
     ),
-    E4M3: (streamed_plan("linear", 6144, 96, 106464, 8, weights="fp8"),),
+    E4M3: (
+        streamed_plan("linear", 1536, 48, 40352, 4, weights="fp8"),
+        streamed_plan("linear", 6144, 96, 106464, 8, weights="fp8"),
+    ),
 }
 NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
     torch.bfloat16: (
@@ -80,18 +82,11 @@ NORM_PLANS: Mapping[torch.dtype, Sequence[SkinnyPlan]] = {
         ),
     ),
 }
-#: Those whose results may be E4M3, in the form ``_into_fp8``.
+#: Those that have a form with E4M3 results.
 _INTO_FP8 = (
     "layer_norm_linear_k1536_96_bf16_sm90",
     "layer_norm_linear_k1536_96_fp8_sm90",
 )
-
-
-def _into_fp8(plan: SkinnyPlan) -> SkinnyPlan | None:
-    """Its form with E4M3 results; None where there is none."""
-    if plan.kernel not in _INTO_FP8:
-        return None
-    return replace(plan, kernel=plan.kernel.replace("_sm90", "_into_fp8_sm90"))
 
 
 def _few_rows_plan(
@@ -110,7 +105,7 @@ def _few_rows_plan(
     plan = busiest(fitting, launcher, x.shape[0], *weight.shape)
     if plan is None or out.dtype is torch.bfloat16:
         return plan
-    return _into_fp8(plan) if out.dtype is E4M3 else None
+    return plan.into_fp8() if out.dtype is E4M3 and plan.kernel in _INTO_FP8 else None
 
 
 def layer_norm_linear_few_rows(

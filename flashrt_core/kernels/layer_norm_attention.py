@@ -11,7 +11,7 @@ from .attention import attention_launch, attention_ref
 from .biased_attention import RowNorm, normed_attention_launch, takes_norms
 from .check import F32, I32, ArgCheck
 from .few_rows_linear import layer_norm_linear_few_rows
-from .launch import Launcher, require_bf16
+from .launch import Launcher, output_suffix, require_bf16
 from .layer_norm_linear import (
     layer_norm_linear_launch,
     layer_norm_linear_operands,
@@ -118,14 +118,16 @@ def layer_norm_attention_launch(
         if whole and _normed(launcher, product, operands, *rest, **behind):
             return
     plan, (rows, depth) = _SELF_PLAN if k is None else _CONTEXT_PLAN, x.shape
-    wide = {x.dtype, weight.dtype, out.dtype} == {torch.bfloat16} and weight.is_contiguous()
+    wide = {x.dtype, weight.dtype} == {torch.bfloat16} and weight.is_contiguous()
     built = (depth, head_dim) == (plan.depth, plan.rows) and rows <= plan.tokens
     packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
     plain = q_norm is None and key_bias is None and segments == 1
     if launcher.architecture == 90 and plain and wide and packed and built:
-        require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
+        require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v)
+        if output_suffix("layer_norm_attention", out) == "fp8":
+            plan = plan.into_fp8()
         values, slabs = left_moments(moments)
-        pointers = (gain, shift, bias, k, v, prefix_length, values, out)
+        pointers = (gain, shift, bias, k, v, prefix_length, values, out, out_scale)
         counts = (slabs, rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
         strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
         args = (plan.x(x), plan.weight(weight), *pointers, *counts, *strides, eps, scale)

@@ -72,6 +72,10 @@ class SkinnyPlan:
         """The form of this kernel that leaves sums of squares."""
         return replace(self, kernel=self.kernel.replace("linear_", "linear_squares_", 1))
 
+    def into_fp8(self) -> SkinnyPlan:
+        """The form of this kernel with E4M3 results."""
+        return replace(self, kernel=self.kernel.replace("_sm90", "_into_fp8_sm90"))
+
     def weight(self, weight: Tensor) -> Tensor | TensorMap:
         """The argument for a packed weight: itself, or tiles of a block's rows by 128 bytes."""
         return _tiles(weight, self.rows) if self.tiles else weight

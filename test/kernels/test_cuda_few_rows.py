@@ -152,6 +152,37 @@ def test_rows_behind_a_norm_attend_to_each_other(
     assert error(out, want) < CHAINED
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "dim", "depth"),
+    [
+        (41, 0, 32, 48, 1536),
+        (41, 64, 32, 48, 1536),
+        (48, 17, 4, 48, 1536),
+        (17, 0, 2, 48, 1536),
+        (1, 40, 2, 48, 1536),
+        (5, 0, 4, 64, 512),
+        (5, 17, 4, 64, 512),
+    ],
+)
+def test_attention_behind_a_norm_into_e4m3(
+    device: Any, draw: Any, rows: int, keys: int, heads: int, dim: int, depth: int
+) -> None:
+    """Over keys that are there, or without any over the rows themselves."""
+    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
+    merged = width if keys else 3 * width
+    weight, bias = draw(merged, depth, scale=depth**-0.5), draw(merged)
+    k, v = draw(2, keys, heads, dim).unbind(0) if keys else (None, None)
+    settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
+    settings["out_scale"] = torch.full((1,), 2.0**-6, device=PLACE)
+    out, want = empty(rows, width, dtype=E4M3), empty(rows, width, dtype=E4M3)
+    args = (x, None, None, weight, bias, empty(rows, merged), k, v)
+    run(device, lambda lane: layer_norm_attention(lane, *args, out, **settings))
+    operands = (weight.float(), bias.float(), expected((rows, merged)))
+    wide = [None if part is None else part.float() for part in (k, v)]
+    layer_norm_attention_ref(x.float(), None, None, *operands, *wide, want, **settings)
+    assert error(out.float(), want.float()) < MORE_STEPS
+
+
 @pytest.mark.parametrize("gained", [False, True])
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"),
@@ -232,13 +263,14 @@ def test_norm_in_front_of_few_rows_into_e4m3(
 
 
 @pytest.mark.parametrize("residual", ["none", "in place", "other"])
-@pytest.mark.parametrize(("rows", "columns"), [(41, 1536), (1, 96), (17, 192), (48, 96)])
+@pytest.mark.parametrize("depth", [6144, 1536])
+@pytest.mark.parametrize(("rows", "columns"), [(41, 1536), (1, 96), (17, 192), (48, 96), (5, 48)])
 def test_few_e4m3_rows_into_the_stream(
-    device: Any, draw: Any, rows: int, columns: int, residual: str
+    device: Any, draw: Any, rows: int, columns: int, depth: int, residual: str
 ) -> None:
     scale = torch.full((1,), 2.0**-6, device=PLACE)
-    x, bias = quantise(draw(rows, 6144), scale), draw(columns)
-    weight, weight_scale = quantise_whole(draw(columns, 6144, dtype=F32, scale=1 / 80))
+    x, bias = quantise(draw(rows, depth), scale), draw(columns)
+    weight, weight_scale = quantise_whole(draw(columns, depth, dtype=F32, scale=depth**-0.5))
     scales = {"x_scale": scale, "weight_scale": weight_scale}
     stream, out, want = draw(rows, columns), empty(rows, columns), expected((rows, columns))
     added = None if residual == "none" else stream
@@ -261,7 +293,7 @@ def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
     assert bool(out[0].isnan().all()), "a row that nobody may write"
 
 
-@pytest.mark.parametrize("narrow", [0, 1, 2], ids=["bf16", "second-fp8", "both-fp8"])
+@pytest.mark.parametrize("narrow", [0, 1, 2, 3], ids=["bf16", "second-fp8", "both-fp8", "out-fp8"])
 def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
     """Kernels that start early see all that those in front have written: equal to one by one."""
     weights = [
@@ -275,6 +307,7 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
     cache, settings = draw(64, 2, 32, 48), {"head_dim": 48, "eps": 1e-5, "scale": 48**-0.5}
     k, v = cache.unbind(1)
     qkv, project, up, down = zip(weights, biases, strict=True)
+    behind = project  # of attention
     into: dict[str, Any] = {}
     scales: dict[str, Any] = {}
     if narrow > 0:
@@ -289,19 +322,25 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
     moments = RowMoments(empty(41, 2 * RowMoments.MOST, dtype=F32))
     settings["moments"] = into["moments"] = moments
     ends: dict[str, Any] = {"residual": x, "moments": moments}
+    after, mixing = dict(ends), dict(settings)
+    if narrow > 2:
+        stored, weight_scale = quantise_whole(weights[1].float())
+        mixed, behind = mixed.to(E4M3), (stored, biases[1])
+        mixing["out_scale"] = one
+        after |= {"x_scale": one, "weight_scale": weight_scale}
     ops: list[Callable[[Any], None]] = [
         lambda lane: layer_norm_attention(
-            lane, x, gain, shift, *qkv, merged, None, None, mixed, **settings
+            lane, x, gain, shift, *qkv, merged, None, None, mixed, **mixing
         ),
-        lambda lane: linear(lane, mixed, *project, x, **ends),
+        lambda lane: linear(lane, mixed, *behind, x, **after),
         lambda lane: layer_norm_linear(
             lane, x, None, None, *up, hidden, eps=1e-5, activation="gelu_tanh", **into
         ),
         lambda lane: linear(lane, hidden, *down, x, **ends, **scales),
         lambda lane: layer_norm_attention(
-            lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **settings, kept=True
+            lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **mixing, kept=True
         ),
-        lambda lane: linear(lane, mixed, *project, x, **ends),
+        lambda lane: linear(lane, mixed, *behind, x, **after),
     ]
     assert_early_is_late(device, ops, x, moments)
 

@@ -51,12 +51,14 @@ _NARROW = {
     "adapter.qkv": "bf16",
 }
 
+_NARROW_HEAD = {"head.out": "fp8", "head.fc1": "fp8", "head.fc2": "fp8"}
+
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     **WIDE,
-    # Of the head the products of its MLPs, most of its weights; what attention compares and mixes
-    # stays wide.
-    "fp8": {"base": "bf16", "sites": {**_NARROW, "head.fc1": "fp8", "head.fc2": "fp8"}},
+    # Of the head the products of its MLPs, most of its weights, and those behind attention; what
+    # this compares and mixes stays wide.
+    "fp8": {"base": "bf16", "sites": {**_NARROW, **_NARROW_HEAD}},
 }
 
 #: The buffers of a site, from those of the contract, its name and the layer.
