@@ -67,7 +67,10 @@ _FEW_ROWS = (
 )
 #: Those of E4M3, and of them those behind a norm, where what the next kernel fetches ahead
 #: would be in the way of x.
-_NORMED_E4M3 = r"(layer_norm_linear_k\d+_\d+|ada_rms_norm_geglu_\d+)_fp8_(into_fp8_)?sm90"
+_NORMED_E4M3 = (
+    r"(layer_norm_linear_k\d+_\d+|layer_norm_attention(_self)?_k\d+_d\d+|ada_rms_norm_geglu_\d+)"
+    r"_fp8_(into_fp8_)?sm90"
+)
 _E4M3 = rf"({_NORMED_E4M3}|linear(_gated_residual)?_k\d+_\d+_fp8_sm90)"
 #: Those that stream so many weights that the next kernel starts when the last are under way.
 _LATE = r"\w*linear(_gated_residual|_squares)?_k(3072|14336)_\w+_bf16_sm90"

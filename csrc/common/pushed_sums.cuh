@@ -14,8 +14,12 @@ namespace flashrt {
 // Four sums as float32.
 struct WideSums {
   static constexpr int kBytes = 16;
-  __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v) {
-    push(to, barrier, v);
+  __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v,
+                                              bool keep = true) {
+    push(to, barrier, v, keep);
+  }
+  __device__ __forceinline__ static void leave(void* p, const float4& v) {
+    *reinterpret_cast<float4*>(p) = v;
   }
   __device__ __forceinline__ static float4 read(const void* p) {
     return *reinterpret_cast<const float4*>(p);
@@ -25,8 +29,12 @@ struct WideSums {
 // As bf16: the way between blocks takes as long as there are bytes.
 struct NarrowSums {
   static constexpr int kBytes = 8;
-  __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v) {
-    push(to, barrier, float2{__uint_as_float(pack2(v.x, v.y)), __uint_as_float(pack2(v.z, v.w))});
+  __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v,
+                                              bool keep = true) {
+    push(to, barrier, float2{__uint_as_float(pack2(v.x, v.y)), __uint_as_float(pack2(v.z, v.w))}, keep);
+  }
+  __device__ __forceinline__ static void leave(void* p, const float4& v) {
+    *reinterpret_cast<uint2*>(p) = {pack2(v.x, v.y), pack2(v.z, v.w)};
   }
   __device__ __forceinline__ static float4 read(const void* p) {
     const uint2 v = *reinterpret_cast<const uint2*>(p);

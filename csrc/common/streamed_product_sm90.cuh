@@ -57,6 +57,7 @@ struct StreamedShape {
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
   static constexpr bool kHalves = kSteps % kGroups != 0;  // of a step, a warpgroup's
   static constexpr int kTurns = kHalves ? kSteps : kSteps / kGroups;
+  static constexpr int kGroupRows = kRows;  // of W, those that a warpgroup multiplies by
   static constexpr bool kLate = kLate_;
   static constexpr int kTokenStages = kTokenStages_;
   static constexpr bool kApart = kTokenStages != kStages;
@@ -262,8 +263,9 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
   }
 
   // The four products of a step, or this warpgroup's half of them, onto sums of those before with `keep`.
-  __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kRows / 2], bool keep) const {
-    const uint64_t w = wgmma_tile(shared_address(stage(step)));
+  __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kGroupRows / 2], bool keep) const {
+    const int first_row = S::kGroupRows < S::kRows ? group_ * S::kGroupRows : 0;
+    const uint64_t w = wgmma_tile(shared_address(stage(step) + first_row * 128));
     if constexpr (Base::kNarrow) {
       constexpr int kParts = S::kHalves ? 4 / S::kGroups : 4;
       const uint64_t x = wgmma_tile(shared_address(tokens(step)));
@@ -271,8 +273,8 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
       wgmma_begin();
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        WgmmaE4m3<S::kRows>::run(sums, wgmma_step(x, first + part), wgmma_step(w, first + part),
-                                 keep || part > 0);
+        WgmmaE4m3<S::kGroupRows>::run(sums, wgmma_step(x, first + part), wgmma_step(w, first + part),
+                                      keep || part > 0);
       }
     } else {
       uint32_t x[4][4];

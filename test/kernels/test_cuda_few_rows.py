@@ -183,6 +183,55 @@ def test_attention_behind_a_norm_into_e4m3(
     assert error(out.float(), want.float()) < MORE_STEPS
 
 
+@pytest.mark.parametrize("into", [E4M3, torch.bfloat16], ids=["into-fp8", "into-bf16"])
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "dim", "depth"),
+    [
+        (41, 0, 32, 48, 1536),
+        (41, 64, 32, 48, 1536),
+        (48, 17, 4, 48, 1536),
+        (48, 0, 2, 48, 1536),
+        (17, 0, 2, 48, 1536),
+        (1, 40, 2, 48, 1536),
+        (1, 0, 2, 48, 1536),
+        (5, 0, 4, 64, 512),
+        (49, 17, 2, 48, 1536),
+    ],
+)
+def test_attention_behind_a_norm_in_e4m3(
+    device: Any,
+    draw: Any,
+    rows: int,
+    keys: int,
+    heads: int,
+    dim: int,
+    depth: int,
+    gained: bool,
+    into: torch.dtype,
+) -> None:
+    """Queries, and keys and values of the rows themselves, of what a norm makes quantised."""
+    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
+    merged = width if keys else 3 * width
+    weight, weight_scale = quantise_whole(draw(merged, depth, dtype=F32, scale=depth**-0.5))
+    bias, norm = draw(merged), (None, None)
+    if gained:
+        norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+    k, v = draw(2, keys, heads, dim).unbind(0) if keys else (None, None)
+    one = torch.full((1,), 2.0**-6, device=PLACE)
+    settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
+    settings |= {"x_scale": one, "weight_scale": weight_scale}
+    if into is E4M3:
+        settings["out_scale"] = one
+    out, want = empty(rows, width, dtype=into), empty(rows, width, dtype=into)
+    args = (x, *norm, weight, bias, empty(rows, merged), k, v)
+    run(device, lambda lane: layer_norm_attention(lane, *args, out, **settings))
+    operands = (weight, bias.float(), expected((rows, merged)))
+    wide = [None if part is None else part.float() for part in (k, v)]
+    layer_norm_attention_ref(x.float(), *norm, *operands, *wide, want, **settings)
+    assert error(out.float(), want.float()) < MORE_STEPS
+
+
 @pytest.mark.parametrize("gained", [False, True])
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"),
@@ -293,7 +342,9 @@ def test_rows_of_a_stream_are_a_view(device: Any, draw: Any) -> None:
     assert bool(out[0].isnan().all()), "a row that nobody may write"
 
 
-@pytest.mark.parametrize("narrow", [0, 1, 2, 3], ids=["bf16", "second-fp8", "both-fp8", "out-fp8"])
+@pytest.mark.parametrize(
+    "narrow", range(5), ids=["bf16", "second-fp8", "both-fp8", "out-fp8", "all-fp8"]
+)
 def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
     """Kernels that start early see all that those in front have written: equal to one by one."""
     weights = [
@@ -328,6 +379,13 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
         mixed, behind = mixed.to(E4M3), (stored, biases[1])
         mixing["out_scale"] = one
         after |= {"x_scale": one, "weight_scale": weight_scale}
+    queries = dict(mixing)
+    if narrow > 3:
+        stored, weight_scale = quantise_whole(weights[0].float())
+        qkv, mixing = (stored, biases[0]), mixing | {"x_scale": one, "weight_scale": weight_scale}
+        stored, weight_scale = quantise_whole(weights[1].float())
+        project = (stored, biases[1])
+        queries |= {"x_scale": one, "weight_scale": weight_scale}
     ops: list[Callable[[Any], None]] = [
         lambda lane: layer_norm_attention(
             lane, x, gain, shift, *qkv, merged, None, None, mixed, **mixing
@@ -338,7 +396,7 @@ def test_a_head_block_in_one_graph(device: Any, draw: Any, narrow: int) -> None:
         ),
         lambda lane: linear(lane, hidden, *down, x, **ends, **scales),
         lambda lane: layer_norm_attention(
-            lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **mixing, kept=True
+            lane, x, gain, shift, *project, merged[:, :1536], k, v, mixed, **queries, kept=True
         ),
         lambda lane: linear(lane, mixed, *behind, x, **after),
     ]
