@@ -172,6 +172,7 @@ class NormedProduct : protected StreamedProduct<S, Op> {
       for (int i = 0; i < S::kWarpTokens; ++i) {
         load_fresh(x[i][piece], rows[i] + piece * (32 * S::kNeighbours), token(i) < in_.tokens);
       }
+      __syncwarp();  // the assembler would ask for whole rows
     }
   }
   __device__ __forceinline__ static void unpack(const Piece& words, Numbers& v) {

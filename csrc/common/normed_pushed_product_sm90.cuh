@@ -14,33 +14,33 @@
 
 namespace flashrt {
 
-// kSets of kSet rows of W and kSteps of 128 columns a block, kSplit blocks in a cluster.
-template <int kSets_, int kSet_, int kSteps_, int kSplit_>
-struct NormedPushedShape : PushedRowsShape<e4m3, kSets_, kSet_, kSplit_, 0>,
+// kBoxes of kBox rows of W, which are one set, and kSteps of 128 columns a block, kSplit blocks in a cluster.
+template <int kBoxes_, int kBox_, int kSteps_, int kSplit_>
+struct NormedPushedShape : PushedRowsShape<e4m3, 1, kBoxes_ * kBox_, kSplit_, 0>,
                            NormedRows<256, 48, 128 * kSteps_, true, true> {
-  using Rows = PushedRowsShape<e4m3, kSets_, kSet_, kSplit_, 0>;
-  using Rows::kGroups, Rows::kMaxTokens, Rows::kOwnTokens, Rows::kRows, Rows::kSets, Rows::kSplit;
+  using Rows = PushedRowsShape<e4m3, 1, kBoxes_ * kBox_, kSplit_, 0>;
+  using Rows::kGroups, Rows::kMaxTokens, Rows::kRows, Rows::kSplit;
   static constexpr bool kNorm = false, kCentred = false, kBlockScope = false, kOwnStays = true, kLate = false;
   static constexpr bool kWhole = false, kByTokens = false, kHalves = false;
   static constexpr int kSteps = kSteps_, kColumns = 128, kDepth = kColumns * kSteps, kInner = kDepth * kSplit;
   static constexpr int kGroupRows = kRows / kGroups, kTokens = kMaxTokens;
   static_assert(kGroupRows % 8 == 0, "whole tiles a warpgroup");
 
-  // Shared memory: tiles of all steps, a box of W a set; then what conditions x, over which the products of
+  // Shared memory: tiles of all steps; then what conditions x, over which the products of
   // rows beyond the last one read, moments, and what is pushed.
   static constexpr bool kApart = true;
-  static constexpr int kStages = kSteps, kTokenStages = kSteps, kBoxes = kSets;
+  static constexpr int kStages = kSteps, kTokenStages = kSteps, kBoxes = kBoxes_, kBox = kBox_;
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;
   static constexpr int kStageBytes = kWeightBytes, kStageStart = 0;
   static constexpr int kTilesEnd = kSteps * (kWeightBytes + kTokenBytes);
   static constexpr int kCondition = kTilesEnd, kMoments = kCondition + NormedPushedShape::kConditionBytes;
   static constexpr int kSums = kMoments + kSplit * kMaxTokens * 8;
-  static constexpr int kPushedEnd = kSums + kSets * Rows::kSumBytes;
-  __device__ __forceinline__ static int received(int set) { return kSums + set * Rows::kSumBytes; }
+  static constexpr int kPushedEnd = kSums + Rows::kSumBytes;
+  __device__ __forceinline__ static int received(int) { return kSums; }
   // What comes behind may have the place of W: other blocks write there when they have all sums.
   static constexpr int kRoom = 0, kRoomEnd = kSteps * kWeightBytes;
-  // Barriers: of moments, of each step's W, of what is pushed of each set.
-  static constexpr int kMomentsCame = 0, kSumsCame = 1 + kSteps, kCounted = kSumsCame + kSets;
+  // Barriers: of what is pushed, of each step's W, of moments.
+  static constexpr int kMomentsCame = 1 + kSteps, kCounted = kMomentsCame + 1;
   static_assert(kWeightBytes % 1024 == 0 && kTokenBytes % 1024 == 0, "aligned");
   static_assert(kSums - kTilesEnd >= (64 - kMaxTokens) * 128, "products read no further");
 };
@@ -51,7 +51,7 @@ template <class S>
 class NormedPushedProduct : protected PushedRows<S, NormedProduct<S, NoFinish>> {
  protected:
   using Base = PushedRows<S, NormedProduct<S, NoFinish>>;
-  using Base::group_, Base::in_, Base::thread_;
+  using Base::group_, Base::in_, Base::lane_, Base::slab_, Base::thread_;
   using typename Base::Centred;
 
   __device__ __forceinline__ NormedPushedProduct(const FewRowsInput<e4m3>& input, NoFinish& op)
@@ -77,22 +77,21 @@ class NormedPushedProduct : protected PushedRows<S, NormedProduct<S, NoFinish>> 
 
   __device__ __forceinline__ void fetch_rows() const {}  // with their products
 
-  // All sets, to where they are finished: behind it only barriers say what has come.
+  // All sums, to where they are finished: behind it only their barrier says what has come.
   __device__ __forceinline__ void multiply() const {
     float sums[S::kGroupRows / 2];
     Base::multiply(1.0f / x_scale_, sums);
-    const typename Base::Target to = this->target();
+    if (slab_ == S::kMaxTokens / 16) return;  // no rows
+    typename Base::Pushed::Packed v[S::kGroupRows / 8];
 #pragma unroll
-    for (int j = 0; j < S::kGroupRows / 8; ++j) {
-      const int eight = group_ * (S::kGroupRows / 8) + j, set = eight / (S::kSet / 8);
-      const int column = eight % (S::kSet / 8) * 8 + this->column();
-      this->push_sums(to, set, column, this->four(sums + 4 * j));
-    }
+    for (int i = 0; i < S::kGroupRows / 8; ++i) v[i] = Base::Pushed::row(sums + 4 * i, lane_ % 2 != 0);
+    this->push_sums(this->target(), 0, group_ * S::kGroupRows + this->column(), v);
   }
 
-  // Four numbers of a row that this block finishes.
-  __device__ __forceinline__ float4 finished(int set, int row, int column, const float4& bias) const {
-    const float4 y = this->received(set, row, column);
+  // Four numbers of a row that this block finishes, of the rows of W of a box.
+  __device__ __forceinline__ void await_sums(int) const { wait_bytes(this->barrier(0)); }
+  __device__ __forceinline__ float4 finished(int box, int row, int column, const float4& bias) const {
+    const float4 y = this->received(0, row, box * S::kBox + column);
     return {fmaf(y.x, scale_, bias.x), fmaf(y.y, scale_, bias.y), fmaf(y.z, scale_, bias.z),
             fmaf(y.w, scale_, bias.w)};
   }

@@ -45,7 +45,7 @@ struct PushedShape : PushedRowsShape<bf16, kSets_, kSet_, kSplit_, 2> {
   static constexpr int kShift = kScale + kDepth * 2;
   static constexpr int kTilesEnd = kShift + kVectors * kVector;
   // Barriers: of what is pushed of each set, of each set of W, of each tile of x.
-  static constexpr int kSumsCame = 0, kSetsCame = kSets, kTokensCame = kSetsCame + kRing;
+  static constexpr int kSetsCame = kSets, kTokensCame = kSetsCame + kRing;
   static constexpr int kCounted = kTokensCame + kSteps;
 
   // What one warpgroup hands the other lies in the last two tiles of x, which are used by then.
@@ -140,7 +140,8 @@ class PushedProduct : protected PushedRows<S, StreamedProduct<S, NoFinish>> {
     }
   }
 
-  // Four numbers of a row that this block finishes.
+  // Four numbers of a row that this block finishes, of a set that has come.
+  __device__ __forceinline__ void await_sums(int set) const { wait_bytes(barrier(set)); }
   __device__ __forceinline__ float4 finished(int set, int row, int column, const float4& bias) const {
     const float2 m = received_moments(row);
     const float4 y = received(set, row, column), g = received(set, S::kOwnTokens + 1, column);
@@ -254,7 +255,7 @@ class PushedProduct : protected PushedRows<S, StreamedProduct<S, NoFinish>> {
       to.rank = to.keep ? lane_ / 4 % 2 * 2 + lane_ % 2 : split_;
       to.slot = S::kOwnTokens + lane_ / 8;
     }
-    const int column = group_ * (S::kSet / 2) + this->column();
+    float4 v[S::kSet / 16];
 #pragma unroll
     for (int j = 0; j < S::kSet / 16; ++j) {
       float* y = mine + 4 * j;
@@ -263,8 +264,9 @@ class PushedProduct : protected PushedRows<S, StreamedProduct<S, NoFinish>> {
         y[1] += __shfl_xor_sync(0xffffffffu, y[1], 4);
         y[2] = y[0], y[3] = y[1];
       }
-      this->push_sums(to, set, column + j * 8, this->four(y));
+      v[j] = WideSums::row(y, lane_ % 2 != 0);
     }
+    this->push_sums(to, set, group_ * (S::kSet / 2) + this->column(), v);
   }
 
   // Squares and totals of a token in this warpgroup's steps, of two tokens of four lanes one each.

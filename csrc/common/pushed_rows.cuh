@@ -3,7 +3,7 @@
 //
 // Each finishes as many of the rows of x as the others. Rows of W come in sets of kSet, and what is pushed of a
 // set lies together: of every block a run of kSlots, the rows that this block finishes and behind them whatever
-// else it wants to have of all. A set has a barrier of its own, from kSumsCame on.
+// else it wants to have of all. A set has a barrier of its own, the first of the block's.
 #pragma once
 
 #include <cstdint>
@@ -56,34 +56,39 @@ class PushedRows : protected Product {
     const uint32_t slots = count(split_) + S::kSlots - S::kOwnTokens;
 #pragma unroll
     for (int set = 0; set < S::kSets; ++set) {
-      expect_bytes(barrier(S::kSumsCame + set),
+      expect_bytes(barrier(set),
                    (S::kSplit - 1) * slots * S::kSet * S::kNumber + (set == 0 ? more : 0));
     }
   }
 
-  // Of two lanes side by side, which have two sums each of two rows, one has four of the upper row in the end,
-  // the other of the lower one.
+  // Which row and which four columns of eight a lane has sums of, once it has them as Pushed::row() gives them.
   __device__ __forceinline__ int row() const { return slab_ * 16 + lane_ / 4 + lane_ % 2 * 8; }
   __device__ __forceinline__ int column() const { return lane_ % 4 / 2 * 4; }
-  __device__ __forceinline__ float4 four(const float* y) const {
-    const bool odd = lane_ % 2 != 0;
-    const float a = __shfl_xor_sync(0xffffffffu, odd ? y[0] : y[2], 1);
-    const float b = __shfl_xor_sync(0xffffffffu, odd ? y[1] : y[3], 1);
-    return odd ? float4{a, b, y[2], y[3]} : float4{y[0], y[1], a, b};
-  }
   __device__ __forceinline__ Target target() const {
     const bool keep = row() < in_.tokens;
-    const int rank = keep ? row() / own_ : split_;
+    int rank = 0;
+#pragma unroll
+    for (int i = 1; i < S::kSplit; ++i) rank += row() >= i * own_;
+    if (!keep) rank = split_;
     return {rank, row() - rank * own_, keep};
   }
 
-  // Four sums; where a block finishes itself they only lie down.
-  __device__ __forceinline__ void push_sums(const Target& to, int set, int column, const float4& v) const {
-    const uint32_t base = remote_address(shared_, to.rank);
-    const int place = S::received(set) + ((split_ * S::kSlots + to.slot) * S::kPitch + column) * S::kNumber;
-    const bool stays = to.rank == split_;
-    Pushed::send(base + place, base + S::kBarriers + (S::kSumsCame + set) * 8, v, !stays);
-    if (to.keep && stays) Pushed::leave(shared_ + place, v);
+  // Four sums of each of kEights eight columns that follow each other, from `first` on; where a block finishes
+  // itself they only lie down.
+  template <int kEights>
+  __device__ __forceinline__ void push_sums(const Target& to, int set, int first,
+                                            const typename Pushed::Packed (&v)[kEights]) const {
+    const int place = S::received(set) + ((split_ * S::kSlots + to.slot) * S::kPitch + first) * S::kNumber;
+    if (to.rank != split_) {
+      const uint32_t base = remote_address(shared_, to.rank), came = base + S::kBarriers + set * 8;
+#pragma unroll
+      for (int i = 0; i < kEights; ++i) push(base + place + i * 8 * S::kNumber, came, v[i]);
+    } else if (to.keep) {
+#pragma unroll
+      for (int i = 0; i < kEights; ++i) {
+        *reinterpret_cast<typename Pushed::Packed*>(shared_ + place + i * 8 * S::kNumber) = v[i];
+      }
+    }
   }
 
   // Sums over the blocks, in their order.

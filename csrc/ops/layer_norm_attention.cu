@@ -27,16 +27,17 @@ namespace flashrt {
 
 constexpr int kHead = 48;
 
-// kTensors of a head: queries, or these and keys and values, each a set of rows of W.
 template <class Weight, int kTensors>
 using NormAttentionBase = std::conditional_t<std::is_same_v<Weight, e4m3>,
                                              NormedPushedShape<kTensors, kHead, 3, 4>,
                                              PushedShape<kTensors, kHead, 6, 4>>;
-template <class Weight, int kTensors>
-struct NormAttentionShape : NormAttentionBase<Weight, kTensors> {
-  using Base = NormAttentionBase<Weight, kTensors>;
-  __device__ __forceinline__ static int box_row(int tile, int set) {
-    return (set * (gridDim.x / Base::kSplit) + tile) * kHead;
+// kTensors of a head: queries, or these and keys and values, each of kHead rows of W.
+template <class Weight, int kTensors_>
+struct NormAttentionShape : NormAttentionBase<Weight, kTensors_> {
+  using Base = NormAttentionBase<Weight, kTensors_>;
+  static constexpr int kTensors = kTensors_;
+  __device__ __forceinline__ static int box_row(int tile, int tensor) {
+    return (tensor * (gridDim.x / Base::kSplit) + tile) * kHead;
   }
   static constexpr int kHeadPitch = kHead + 8;  // elements; eight rows of an ldmatrix lie in different banks
   static constexpr int kQueryBytes = heads::kRows * kHeadPitch * 2;
@@ -69,7 +70,7 @@ struct SelfAttention : NormAttentionShape<Weight, 3> {
   static constexpr int kSharedBytes = (kBarriers + (1 + Base::kCounted) * 8 + 15) / 16 * 16;
 };
 static_assert(SelfAttention<bf16>::kSharedBytes == 113408, "as the launcher has it");
-static_assert(SelfAttention<e4m3>::kSharedBytes == 93664, "as the launcher has it");
+static_assert(SelfAttention<e4m3>::kSharedBytes == 92880, "as the launcher has it");
 
 #ifdef FLASHRT_SM90A
 
@@ -92,7 +93,7 @@ class NormAttention : NormProduct<S> {
   __device__ __forceinline__ void run(heads::Args attention, const bf16* bias, Out* out,
                                       const float* out_scale, int out_stride, int kept) {
     if constexpr (!Base::kNarrow) pdl_trigger();  // or when x has come
-    const float factor = store_factor<Out>(out_scale);
+    const float out_step = sizeof(Out) == 1 ? *out_scale : 1.0f;
     const typename Base::Centred condition = this->load_centred();
     const uint2 offsets = load_bias(bias);
     if (thread_ == 0) {
@@ -104,7 +105,7 @@ class NormAttention : NormProduct<S> {
     if constexpr (S::kSelf) {
       prepare(condition, offsets);
       make_rows();
-      attend_each_other(attention.scale_log2, out, out_stride, factor);
+      attend_each_other(attention.scale_log2, out, out_stride, 1.0f / out_step);
     } else {
       using Attention = typename S::Attention;
       attention.rows = this->first(split_) + this->count(split_);
@@ -118,7 +119,7 @@ class NormAttention : NormProduct<S> {
       attend.load_queries(queries());
       attend.run();
       attend.join_lanes();
-      attend.store(out, out_stride, factor);
+      attend.store(out, out_stride, 1.0f / out_step);
     }
   }
 
@@ -127,9 +128,9 @@ class NormAttention : NormProduct<S> {
     return reinterpret_cast<bf16*>(shared_ + S::kQueries);
   }
 
-  // Of four columns of all sets, a thread each.
+  // Of four columns of all tensors, a thread each.
   __device__ __forceinline__ uint2 load_bias(const bf16* bias) const {
-    if (!bias || thread_ >= S::kSets * kGroups) return {0u, 0u};
+    if (!bias || thread_ >= S::kTensors * kGroups) return {0u, 0u};
     const int row = S::box_row(tile_, thread_ / kGroups) + thread_ % kGroups * 4;
     return *reinterpret_cast<const uint2*>(bias + row);
   }
@@ -137,7 +138,7 @@ class NormAttention : NormProduct<S> {
   // All that is known before the kernels in front have come to their end; then x is on its way.
   __device__ __forceinline__ void prepare(const typename Base::Centred& condition, const uint2& bias) const {
     this->leave_centred(condition);
-    if (thread_ < S::kSets * kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
+    if (thread_ < S::kTensors * kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
     pdl_wait();
@@ -150,22 +151,22 @@ class NormAttention : NormProduct<S> {
     __syncthreads();
     const int row = thread_ % S::kOwnTokens, group = thread_ / S::kOwnTokens;
 #pragma unroll 1
-    for (int set = 0; set < S::kSets; ++set) {
-      wait_bytes(barrier(S::kSumsCame + set));
-      if (group < kGroups && row < this->count(split_)) finish_row(set, row, group);
+    for (int tensor = 0; tensor < S::kTensors; ++tensor) {
+      this->await_sums(tensor);
+      if (group < kGroups && row < this->count(split_)) finish_row(tensor, row, group);
     }
     if constexpr (S::kSelf) clear_values();
     __syncthreads();
   }
 
   // Four columns of a row.
-  __device__ __forceinline__ void finish_row(int set, int row, int group) const {
-    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[set * kGroups + group];
+  __device__ __forceinline__ void finish_row(int tensor, int row, int group) const {
+    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[tensor * kGroups + group];
     const float2 low = unpack2(bias.x), high = unpack2(bias.y);
-    const float4 y = this->finished(set, row, group * 4, {low.x, low.y, high.x, high.y});
+    const float4 y = this->finished(tensor, row, group * 4, {low.x, low.y, high.x, high.y});
     const uint2 bits = {pack2(y.x, y.y), pack2(y.z, y.w)};
     if constexpr (S::kSelf) {
-      if (set > 0) return gather(set == 1 ? S::kKeys : S::kValues, this->first(split_) + row, group, bits);
+      if (tensor > 0) return gather(tensor == 1 ? S::kKeys : S::kValues, this->first(split_) + row, group, bits);
     }
     reinterpret_cast<uint2*>(queries() + row * S::kHeadPitch)[group] = bits;
   }
