@@ -88,8 +88,8 @@ class NormedPushedProduct : protected PushedRows<S, NormedProduct<S, NoFinish>> 
     this->push_sums(this->target(), 0, group_ * S::kGroupRows + this->column(), v);
   }
 
-  // Four numbers of a row that this block finishes, of the rows of W of a box.
   __device__ __forceinline__ void await_sums(int) const { wait_bytes(this->barrier(0)); }
+  // Four numbers of a row that this block finishes, of the rows of W of a box.
   __device__ __forceinline__ float4 finished(int box, int row, int column, const float4& bias) const {
     const float4 y = this->received(0, row, box * S::kBox + column);
     return {fmaf(y.x, scale_, bias.x), fmaf(y.y, scale_, bias.y), fmaf(y.z, scale_, bias.z),

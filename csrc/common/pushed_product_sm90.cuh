@@ -140,8 +140,12 @@ class PushedProduct : protected PushedRows<S, StreamedProduct<S, NoFinish>> {
     }
   }
 
-  // Four numbers of a row that this block finishes, of a set that has come.
-  __device__ __forceinline__ void await_sums(int set) const { wait_bytes(barrier(set)); }
+  // What a set is finished with; moments come with the first.
+  __device__ __forceinline__ void await_sums(int set) const {
+    wait_bytes(barrier(0));
+    wait_bytes(barrier(set));
+  }
+  // Four numbers of a row that this block finishes.
   __device__ __forceinline__ float4 finished(int set, int row, int column, const float4& bias) const {
     const float2 m = received_moments(row);
     const float4 y = received(set, row, column), g = received(set, S::kOwnTokens + 1, column);

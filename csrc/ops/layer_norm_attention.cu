@@ -82,7 +82,7 @@ template <class S>
 class NormAttention : NormProduct<S> {
   using Base = NormProduct<S>;
   using Base::barrier, Base::in_, Base::shared_, Base::split_, Base::thread_, Base::tile_;
-  static constexpr int kGroups = kHead / 4;  // of four columns of a head
+  static constexpr int kGroups = kHead / 8;  // of eight columns of a head
   static constexpr int kGathered = S::kCounted;  // barrier of keys and values
 
  public:
@@ -130,54 +130,55 @@ class NormAttention : NormProduct<S> {
 
   // Of four columns of all tensors, a thread each.
   __device__ __forceinline__ uint2 load_bias(const bf16* bias) const {
-    if (!bias || thread_ >= S::kTensors * kGroups) return {0u, 0u};
-    const int row = S::box_row(tile_, thread_ / kGroups) + thread_ % kGroups * 4;
+    constexpr int kFours = kHead / 4;
+    if (!bias || thread_ >= S::kTensors * kFours) return {0u, 0u};
+    const int row = S::box_row(tile_, thread_ / kFours) + thread_ % kFours * 4;
     return *reinterpret_cast<const uint2*>(bias + row);
   }
 
   // All that is known before the kernels in front have come to their end; then x is on its way.
   __device__ __forceinline__ void prepare(const typename Base::Centred& condition, const uint2& bias) const {
     this->leave_centred(condition);
-    if (thread_ < S::kTensors * kGroups) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
+    if (thread_ < S::kTensors * (kHead / 4)) reinterpret_cast<uint2*>(shared_ + S::kBias)[thread_] = bias;
     __syncthreads();  // the barriers and what conditions x
     cluster_wait();
     pdl_wait();
     this->fetch_rows();
   }
 
-  // The block's queries and its keys and values, these to all blocks.
+  // The block's queries and its keys and values, these to all blocks: eight columns of a row a thread.
   __device__ __forceinline__ void make_rows() {
     this->multiply();
     __syncthreads();
-    const int row = thread_ % S::kOwnTokens, group = thread_ / S::kOwnTokens;
-#pragma unroll 1
-    for (int tensor = 0; tensor < S::kTensors; ++tensor) {
-      this->await_sums(tensor);
-      if (group < kGroups && row < this->count(split_)) finish_row(tensor, row, group);
-    }
     if constexpr (S::kSelf) clear_values();
+    const int row = thread_ % S::kOwnTokens, group = thread_ / S::kOwnTokens;
+    const int tensor = min(group / kGroups, S::kTensors - 1);
+    static_assert(S::kOwnTokens * S::kTensors * kGroups <= S::kThreads, "one turn");
+    this->await_sums(tensor);
+    if (group < S::kTensors * kGroups && row < this->count(split_)) finish_row(tensor, row, group % kGroups);
     __syncthreads();
   }
 
-  // Four columns of a row.
   __device__ __forceinline__ void finish_row(int tensor, int row, int group) const {
-    const uint2 bias = reinterpret_cast<const uint2*>(shared_ + S::kBias)[tensor * kGroups + group];
-    const float2 low = unpack2(bias.x), high = unpack2(bias.y);
-    const float4 y = this->finished(tensor, row, group * 4, {low.x, low.y, high.x, high.y});
-    const uint2 bits = {pack2(y.x, y.y), pack2(y.z, y.w)};
+    float bias[8];
+    unpack8(reinterpret_cast<const uint4*>(shared_ + S::kBias)[tensor * kGroups + group], bias);
+    const float4 a = this->finished(tensor, row, group * 8, {bias[0], bias[1], bias[2], bias[3]});
+    const float4 b = this->finished(tensor, row, group * 8 + 4, {bias[4], bias[5], bias[6], bias[7]});
+    const uint4 bits = {pack2(a.x, a.y), pack2(a.z, a.w), pack2(b.x, b.y), pack2(b.z, b.w)};
     if constexpr (S::kSelf) {
       if (tensor > 0) return gather(tensor == 1 ? S::kKeys : S::kValues, this->first(split_) + row, group, bits);
     }
-    reinterpret_cast<uint2*>(queries() + row * S::kHeadPitch)[group] = bits;
+    reinterpret_cast<uint4*>(queries() + row * S::kHeadPitch)[group] = bits;
   }
 
-  // Four numbers of a key or value into every block of the cluster.
-  __device__ __forceinline__ void gather(int tensor, int token, int group, const uint2& bits) const {
-    const int place = tensor + token * S::kHeadPitch * 2 + group * 8;
-    const float2 v = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
+  // Eight numbers of a key or value into every block of the cluster; blocks begin with themselves.
+  __device__ __forceinline__ void gather(int tensor, int token, int group, const uint4& bits) const {
+    const int place = tensor + token * S::kHeadPitch * 2 + group * 16;
+    const float4 v = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                      __uint_as_float(bits.w)};
 #pragma unroll
-    for (int rank = 0; rank < S::kSplit; ++rank) {
-      const uint32_t base = remote_address(shared_, rank);
+    for (int further = 0; further < S::kSplit; ++further) {
+      const uint32_t base = remote_address(shared_, (split_ + further) % S::kSplit);
       push(base + place, base + S::kBarriers + kGathered * 8, v);
     }
   }
