@@ -228,7 +228,9 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
   __device__ __forceinline__ void multiply() {
     float sums[S::kRows / 2];
     float squares[2] = {}, totals[2] = {};  // of a lane's share of its two tokens
-#pragma unroll 1
+    constexpr bool kFetches = S::kTokenStages < S::kSteps;  // tiles again, when they are used
+    constexpr int kUnrolled = kFetches ? 1 : S::kTurns;
+#pragma unroll kUnrolled
     for (int turn = 0; turn < S::kTurns; ++turn) {
       const int step = S::kHalves ? turn : turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
@@ -238,7 +240,7 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
       if constexpr (S::kNorm) {
         if (slab_ < S::kMaxTokens / 16 && !in_.moments) add_moments(step, squares, totals);
       }
-      wgmma_wait<0>();
+      if constexpr (kFetches) wgmma_wait<0>();
       if (step + S::kTokenStages < S::kSteps) {
         wgmma_sync(1 + group_, 128);  // the warpgroup has read both tiles
         if (thread_ % 128 == 0) {
@@ -254,6 +256,7 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
         if (turn == (S::kSteps - S::kStages) / S::kGroups - 1) pdl_trigger();
       }
     }
+    if constexpr (!kFetches) wgmma_wait<0>();
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
     if constexpr (S::kNorm) {
