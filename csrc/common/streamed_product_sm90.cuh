@@ -6,7 +6,8 @@
 // shared memory: any multiple of eight, so that a weight's rows and splits of K make one block for
 // nearly every multiprocessor. The copy engine brings tiles of 64 columns, of W before pdl_wait() and of
 // x behind it, counted on one barrier. Two warpgroups take the steps of K in turn, each with tiles of
-// its own which it fetches again when it has used them; nobody else is waited for.
+// its own which it fetches again when it has used them; nobody else is waited for. Where all tiles have room,
+// no product waits for another either.
 //
 // With kLate the next kernel may start when the last tiles are on their way, and not when this one begins:
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
@@ -14,7 +15,7 @@
 //
 // E4M3 rows and weights are both read from shared memory, 128 columns a step; what a sum is multiplied by
 // comes with them (FewRowsInput). Behind a norm they need its moments first (normed_product_sm90.cuh).
-// A share of an odd number of steps has room for all tiles, and of every step each warpgroup takes half of the
+// A share of an odd number of steps has room for all tiles, and each warpgroup takes half of every step's
 // columns.
 //
 // With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
