@@ -6,7 +6,8 @@
 // shared memory: any multiple of eight, so that a weight's rows and splits of K make one block for
 // nearly every multiprocessor. The copy engine brings tiles of 64 columns, of W before pdl_wait() and of
 // x behind it, counted on one barrier. Two warpgroups take the steps of K in turn, each with tiles of
-// its own which it fetches again when it has used them; nobody else is waited for.
+// its own which it fetches again when it has used them; nobody else is waited for. Where all tiles have room,
+// no product waits for another either.
 //
 // With kLate the next kernel may start when the last tiles are on their way, and not when this one begins:
 // what it fetches ahead is then under way while this one ends, where weights are so many that nothing is
@@ -14,7 +15,7 @@
 //
 // E4M3 rows and weights are both read from shared memory, 128 columns a step; what a sum is multiplied by
 // comes with them (FewRowsInput). Behind a norm they need its moments first (normed_product_sm90.cuh).
-// A share of an odd number of steps has room for all tiles, and of every step each warpgroup takes half of the
+// A share of an odd number of steps has room for all tiles, and each warpgroup takes half of every step's
 // columns.
 //
 // With kSlim a block keeps its own sums where they lie: less shared memory, for a little more work. With
@@ -229,7 +230,9 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
   __device__ __forceinline__ void multiply() {
     float sums[S::kRows / 2];
     float squares[2] = {}, totals[2] = {};  // of a lane's share of its two tokens
-#pragma unroll 1
+    constexpr bool kFetches = S::kTokenStages < S::kSteps;  // tiles again, when they are used
+    constexpr int kUnrolled = kFetches ? 1 : S::kTurns;
+#pragma unroll kUnrolled
     for (int turn = 0; turn < S::kTurns; ++turn) {
       const int step = S::kHalves ? turn : turn * S::kGroups + group_;
       barrier_wait(full(step), step / S::kStages & 1);
@@ -239,7 +242,7 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
       if constexpr (S::kNorm) {
         if (slab_ < S::kMaxTokens / 16 && !in_.moments) add_moments(step, squares, totals);
       }
-      wgmma_wait<0>();
+      if constexpr (kFetches) wgmma_wait<0>();
       if (step + S::kTokenStages < S::kSteps) {
         wgmma_sync(1 + group_, 128);  // the warpgroup has read both tiles
         if (thread_ % 128 == 0) {
@@ -255,6 +258,7 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
         if (turn == (S::kSteps - S::kStages) / S::kGroups - 1) pdl_trigger();
       }
     }
+    if constexpr (!kFetches) wgmma_wait<0>();
     __syncthreads();  // nobody reads what lies where the sums go
     leave_partials(sums);
     if constexpr (S::kNorm) {
