@@ -66,7 +66,10 @@ _FEW_ROWS = (
     r"|layer_norm_attention)_.*"
 )
 #: Those of E4M3, and of them those behind a norm.
-_NORMED_E4M3 = r"(layer_norm_linear_k\d+_\d+|ada_rms_norm_geglu_\d+)_fp8_(into_fp8_)?sm90"
+_NORMED_E4M3 = (
+    r"(layer_norm_linear_k\d+_\d+|layer_norm_attention(_self)?_k\d+_d\d+|ada_rms_norm_geglu_\d+)"
+    r"_fp8_(into_fp8_)?sm90"
+)
 _E4M3 = rf"({_NORMED_E4M3}|linear(_gated_residual)?_k\d+_\d+_fp8_sm90)"
 #: Those in which what the next kernel fetches ahead would be in the way of x.
 _BEHIND_X = (

@@ -39,6 +39,7 @@ FILES = (
     "test/kernels/test_cuda_low_bit.py",
     "test/kernels/test_cuda_widened.py",
     "test/kernels/test_cuda_few_rows.py",
+    "test/kernels/test_cuda_few_rows_attention.py",
 )
 #: Beginnings of test ids. Each must select something, so that none is forgotten when tests move.
 PICKED = (

@@ -36,6 +36,15 @@ __device__ __forceinline__ void load_fresh(uint4& v, const bf16* p, bool keep) {
       : "memory");
 }
 
+__device__ __forceinline__ void load_fresh(uint2& v, const bf16* p, bool keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n"
+      "@p ld.global.cg.v2.u32 {%0, %1}, [%2];\n}"
+      : "+r"(v.x), "+r"(v.y)
+      : "l"(p), "r"(static_cast<uint32_t>(keep))
+      : "memory");
+}
+
 __device__ __forceinline__ uint2 load_fresh2(const bf16* p) {
   uint2 v;
   asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");

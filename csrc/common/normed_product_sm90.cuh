@@ -1,7 +1,8 @@
 // normed_product_sm90: y = n W^T of E4M3 for up to 64 rows, n = (x - mean) / sqrt(var + eps), x [A, K] bf16
-// (sm_90a); with kConditioned n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift. What is quantised has to
-// be normal already, so its moments come first: a block knows those of its columns as soon as it has loaded
-// them, and the blocks of a cluster, which split K, tell each other.
+// (sm_90a); with kConditioned n = x / sqrt(mean(x^2) + eps) * (1 + scale) + shift, and with kMean besides
+// n = (x - mean) / sqrt(var + eps) * gain + shift. What is quantised has to be normal already, so its moments
+// come first: a block knows those of its columns as soon as it has loaded them, and the blocks of a cluster,
+// which split K, tell each other.
 //
 // A warp takes whole rows of the block's columns, to registers, all at once. It adds up their moments and
 // sends them to its neighbours, unless the kernel in front has left the rows' moments, as it does for norms
@@ -10,6 +11,8 @@
 // is under way before pdl_wait().
 #pragma once
 
+#include <type_traits>
+
 #include "streamed_product_sm90.cuh"
 
 namespace flashrt {
@@ -17,84 +20,73 @@ namespace flashrt {
 template <class S, class Op>
 class NormedProduct;
 
+// How kThreads share kTokens rows of kDepth columns: a warp has whole rows, a lane some neighbours in a piece.
+template <int kThreads, int kTokens, int kDepth, bool kConditioned_, bool kMean_>
+struct NormedRows {
+  static constexpr bool kConditioned = kConditioned_, kMean = kMean_;
+  static constexpr int kWarps = kThreads / 32, kWarpTokens = kTokens / kWarps;
+  static constexpr int kNeighbours = kDepth % 256 == 0 ? 8 : 4;
+  static constexpr int kPieceSteps = kNeighbours / 4, kPieces = kDepth / (32 * kNeighbours);
+  static constexpr int kConditionBytes = kConditioned ? kDepth * 8 : 0;  // two floats a column
+  static_assert(kWarpTokens * kWarps == kTokens, "whole tokens a warp");
+  static_assert(kPieces * 32 * kNeighbours == kDepth, "whole pieces a lane");
+};
+
 // kRows of W and kSteps of 128 columns a block, kSplit blocks in a cluster.
 template <int kRows_, int kSteps_, int kSplit_, int kMaxTokens_ = 48, bool kConditioned_ = false>
 struct NormedShape
-    : StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, kMaxTokens_, false, kSteps_, true, e4m3> {
+    : StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, kMaxTokens_, false, kSteps_, true, e4m3>,
+      NormedRows<256, kMaxTokens_, 128 * kSteps_, kConditioned_, !kConditioned_> {
   using Streamed =
       StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, kMaxTokens_, false, kSteps_, true, e4m3>;
   template <class Op>
   using Product = NormedProduct<NormedShape, Op>;
-  static constexpr bool kConditioned = kConditioned_;
-  static constexpr int kWarps = Streamed::kThreads / 32, kWarpTokens = Streamed::kMaxTokens / kWarps;
-  static constexpr int kPieces = Streamed::kDepth / 256;  // of eight columns, a lane's of a token
-  static_assert(kWarpTokens * kWarps == Streamed::kMaxTokens, "whole tokens a warp");
-  static_assert(kPieces * 256 == Streamed::kDepth, "whole pieces a lane");
-  // Behind what the product has: moments of all blocks of the cluster, and their barrier; then, two floats a
-  // column, scale and shift.
+  // Behind what the product has: moments of all blocks of the cluster, and their barrier; then scale and shift.
   static constexpr int kMoments = Streamed::kSharedBytes;
-  static constexpr int kMomentsCame = kMoments + kSplit_ * Streamed::kMaxTokens * 8;
-  static constexpr int kCondition = kMomentsCame + 16;
-  static constexpr int kSharedBytes = kCondition + (kConditioned ? Streamed::kDepth * 8 : 0);
+  static constexpr int kMomentsEnd = kMoments + kSplit_ * Streamed::kMaxTokens * 8;
+  static constexpr int kMomentsCame = (kMomentsEnd - Streamed::kBarriers) / 8;
+  static constexpr int kCondition = kMomentsEnd + 16;
+  static constexpr int kSharedBytes = kCondition + NormedShape::kConditionBytes;
 };
 
 #ifdef FLASHRT_SM90A
 
 template <class S, class Op>
-class NormedProduct : StreamedProduct<S, Op> {
+class NormedProduct : protected StreamedProduct<S, Op> {
+ protected:
   using Base = StreamedProduct<S, Op>;
   using Base::barrier, Base::floats, Base::full, Base::group_, Base::in_, Base::lane_, Base::shared_;
   using Base::split_, Base::thread_, Base::tokens, Base::warp_;
-  using Rows = uint4[S::kWarpTokens][S::kPieces];
-  // What eight columns, normal, are multiplied by, and what is added then.
-  struct Condition {
-    float4 gains[2], shifts[2];
-  };
 
  public:
   __device__ __forceinline__ NormedProduct(const FewRowsInput<e4m3>& input, Op& op) : Base(input, op) {}
 
   __device__ __forceinline__ void run() {
-    if (thread_ == 0) begin();
+    if (thread_ == 0) {
+      this->expect_pushes();
+      begin();
+    }
     __syncwarp();
     cluster_arrive_relaxed();
     this->prepare();
     const float factor = 1.0f / *in_.x_scale;
     if constexpr (S::kConditioned) leave_condition(factor);
     __syncthreads();  // the barriers and what conditions x
-    Condition condition;
-    if constexpr (S::kConditioned) load(condition, 0);
     cluster_wait();
     pdl_wait();
-    SlabMoments slabs;
-    const int merged = min(thread_ / 4, in_.tokens - 1);
-    slabs.load(in_.moments, in_.slabs, merged);  // of none where there are none
-    __syncwarp();  // the assembler would ask for them behind x
-    Rows x;  // of rows that there are not, what nobody uses
-    load(x);
     this->fetch();
-    if (in_.moments) {
-      const float2 found = slabs.merge(in_.slabs, S::kInner, in_.eps);
-      if (thread_ % 4 == 0) known_moments()[merged] = found;
-      __syncthreads();
-    } else {
-      share_moments(x);
-      settle(x);
-    }
-    multiply(x, condition, factor);
+    float sums[S::kGroupRows / 2];
+    multiply(factor, sums);
+    __syncthreads();  // nobody reads what lies where the sums go
+    this->leave_partials(sums);
     this->collect();
   }
 
- private:
-  __device__ __forceinline__ uint64_t* moments_came() const {
-    return reinterpret_cast<uint64_t*>(shared_ + S::kMomentsCame);
-  }
-  __device__ __forceinline__ int token(int i) const { return warp_ + i * S::kWarps; }
-
+ protected:
+  // The barriers, and all of W, by one thread before it arrives at the cluster.
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
-    this->expect_pushes();
-    if (!in_.moments) expect_bytes(moments_came(), (S::kSplit - 1) * in_.tokens * 8);
+    if (!in_.moments) expect_bytes(barrier(S::kMomentsCame), (S::kSplit - 1) * in_.tokens * 8);
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) barrier_init(full(step), 1);
     barrier_init_fence();
@@ -105,27 +97,71 @@ class NormedProduct : StreamedProduct<S, Op> {
     }
   }
 
-  // Of all columns to shared memory, with what n is divided by to become E4M3: registers have room for those
-  // of one piece. Neighbouring lanes read neighbouring places.
+  // What two neighbouring columns are multiplied by, and what is added then, to shared memory: registers have
+  // room for those of one piece. Neighbouring lanes read neighbouring places.
+  __device__ __forceinline__ void leave_condition(int k, float2 gain, float2 shift) const {
+    constexpr int kFours = S::kPieceSteps;  // neighbours of a lane
+    const int four = k / (32 * S::kNeighbours) * (2 * kFours) + k % S::kNeighbours / 4;
+    float* place = floats(S::kCondition) + four * 128 + k % (32 * S::kNeighbours) / S::kNeighbours * 4 + k % 4;
+    *reinterpret_cast<float2*>(place) = gain;
+    *reinterpret_cast<float2*>(place + kFours * 128) = shift;
+  }
+
+  // Takes x, and multiplies its rows, normal and quantised: factor is what n is multiplied by for that.
+  __device__ __forceinline__ void multiply(float factor, float (&sums)[S::kGroupRows / 2]) const {
+    SlabMoments slabs;
+    const int merged = min(thread_ / 4, in_.tokens - 1);
+    slabs.load(in_.moments, in_.slabs, merged);  // of none where there are none
+    __syncwarp();  // the assembler would ask for them behind x
+    Rows x;  // of rows that there are not, what nobody uses
+    load(x);
+    Condition condition;
+    if constexpr (S::kConditioned) load(condition, 0);
+    if (in_.moments) {
+      const float2 found = slabs.merge(in_.slabs, S::kInner, in_.eps);
+      if (thread_ % 4 == 0) known_moments()[merged] = found;
+      __syncthreads();
+    } else {
+      share_moments(x);
+      settle(x);
+    }
+    multiply(x, condition, factor, sums);
+  }
+
+ private:
+  static constexpr int kFours = S::kNeighbours / 4;
+  using Piece = std::conditional_t<S::kNeighbours == 8, uint4, uint2>;
+  using Rows = Piece[S::kWarpTokens][S::kPieces];
+  using Numbers = float[S::kNeighbours];
+  // What the columns of a piece, normal, are multiplied by, and what is added then.
+  struct Condition {
+    float4 gains[kFours], shifts[kFours];
+  };
+
+  __device__ __forceinline__ int token(int i) const { return warp_ + i * S::kWarps; }
+
   __device__ __forceinline__ void leave_condition(float factor) const {
 #pragma unroll
     for (int k = thread_ * 2; k < S::kDepth; k += S::kThreads * 2) {
       const float2 scale = *reinterpret_cast<const float2*>(in_.scale + split_ * S::kDepth + k);
       const float2 shift = *reinterpret_cast<const float2*>(in_.shift + split_ * S::kDepth + k);
-      float* place = floats(S::kCondition) + (k / 256 * 4 + k % 8 / 4) * 128 + k % 256 / 8 * 4 + k % 4;
-      *reinterpret_cast<float2*>(place) = {(1.0f + scale.x) * factor, (1.0f + scale.y) * factor};
-      *reinterpret_cast<float2*>(place + 256) = {shift.x * factor, shift.y * factor};
+      leave_condition(k, {(1.0f + scale.x) * factor, (1.0f + scale.y) * factor},
+                      {shift.x * factor, shift.y * factor});
     }
   }
   __device__ __forceinline__ void load(Condition& c, int piece) const {
-    const float4* from = reinterpret_cast<const float4*>(floats(S::kCondition)) + piece * 128 + lane_;
-    c = {{from[0], from[32]}, {from[64], from[96]}};
+    const float4* from = reinterpret_cast<const float4*>(floats(S::kCondition)) + lane_;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      c.gains[i] = from[(piece * 2 * kFours + i) * 32];
+      c.shifts[i] = from[((piece * 2 + 1) * kFours + i) * 32];
+    }
   }
 
-  // 256 neighbouring columns at a time, eight a lane: what is used first is asked for first.
+  // A piece of neighbouring columns at a time: what is used first is asked for first.
   __device__ __forceinline__ void load(Rows& x) const {
     const bf16* rows[S::kWarpTokens];
-    rows[0] = in_.x + static_cast<size_t>(warp_) * in_.x_stride + split_ * S::kDepth + lane_ * 8;
+    rows[0] = in_.x + static_cast<size_t>(warp_) * in_.x_stride + split_ * S::kDepth + lane_ * S::kNeighbours;
 #pragma unroll
     for (int i = 1; i < S::kWarpTokens; ++i) {
       rows[i] = rows[i - 1] + static_cast<size_t>(S::kWarps) * in_.x_stride;
@@ -134,8 +170,17 @@ class NormedProduct : StreamedProduct<S, Op> {
     for (int piece = 0; piece < S::kPieces; ++piece) {
 #pragma unroll
       for (int i = 0; i < S::kWarpTokens; ++i) {
-        load_fresh(x[i][piece], rows[i] + piece * 256, token(i) < in_.tokens);
+        load_fresh(x[i][piece], rows[i] + piece * (32 * S::kNeighbours), token(i) < in_.tokens);
       }
+      __syncwarp();  // the assembler would ask for whole rows
+    }
+  }
+  __device__ __forceinline__ static void unpack(const Piece& words, Numbers& v) {
+    if constexpr (S::kNeighbours == 8) {
+      unpack8(words, v);
+    } else {
+      const float2 a = unpack2(words.x), b = unpack2(words.y);
+      v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y;
     }
   }
 
@@ -147,17 +192,17 @@ class NormedProduct : StreamedProduct<S, Op> {
       float2 sum = {0.0f, 0.0f};
 #pragma unroll
       for (int piece = 0; piece < S::kPieces; ++piece) {
-        float v[8];
-        unpack8(x[i][piece], v);
+        Numbers v;
+        unpack(x[i][piece], v);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if constexpr (!S::kConditioned) sum.x += v[j];
+        for (int j = 0; j < S::kNeighbours; ++j) {
+          if constexpr (S::kMean) sum.x += v[j];
           sum.y = fmaf(v[j], v[j], sum.y);
         }
       }
 #pragma unroll
       for (int lanes = 16; lanes > 0; lanes /= 2) {
-        if constexpr (!S::kConditioned) sum.x += __shfl_xor_sync(0xffffffffu, sum.x, lanes);
+        if constexpr (S::kMean) sum.x += __shfl_xor_sync(0xffffffffu, sum.x, lanes);
         sum.y += __shfl_xor_sync(0xffffffffu, sum.y, lanes);
       }
       if (lane_ == i) own = sum;
@@ -168,11 +213,11 @@ class NormedProduct : StreamedProduct<S, Op> {
 #pragma unroll
       for (int further = 1; further < S::kSplit; ++further) {
         const uint32_t base = remote_address(shared_, (split_ + further) % S::kSplit);
-        push(base + at, base + S::kMomentsCame, own);
+        push(base + at, base + S::kBarriers + S::kMomentsCame * 8, own);
       }
     }
     __syncwarp();
-    wait_bytes(moments_came());
+    wait_bytes(barrier(S::kMomentsCame));
   }
   // Unpacked again where they are used, as registers hold them packed only.
   __device__ __forceinline__ static void settle(Rows& x) {
@@ -181,7 +226,9 @@ class NormedProduct : StreamedProduct<S, Op> {
 #pragma unroll
       for (int piece = 0; piece < S::kPieces; ++piece) {
         flashrt::settle(x[i][piece].x), flashrt::settle(x[i][piece].y);
-        flashrt::settle(x[i][piece].z), flashrt::settle(x[i][piece].w);
+        if constexpr (S::kNeighbours == 8) {
+          flashrt::settle(x[i][piece].z), flashrt::settle(x[i][piece].w);
+        }
       }
     }
   }
@@ -200,12 +247,12 @@ class NormedProduct : StreamedProduct<S, Op> {
       const float2 v = *reinterpret_cast<const float2*>(shared_ + at);
       sum = {sum.x + v.x, sum.y + v.y};
     }
-    const float mean = S::kConditioned ? 0.0f : sum.x * (1.0f / S::kInner);
+    const float mean = S::kMean ? sum.x * (1.0f / S::kInner) : 0.0f;
     const float variance = fmaxf(sum.y * (1.0f / S::kInner) - mean * mean, 0.0f);
     return {mean, rsqrtf(variance + in_.eps) * factor};
   }
 
-  __device__ __forceinline__ static float at(const float4 (&v)[2], int j) {
+  __device__ __forceinline__ static float at(const float4 (&v)[kFours], int j) {
     const float4& four = v[j / 4];
     return j % 4 == 0 ? four.x : j % 4 == 1 ? four.y : j % 4 == 2 ? four.z : four.w;
   }
@@ -218,48 +265,50 @@ class NormedProduct : StreamedProduct<S, Op> {
     for (int i = 0; i < S::kWarpTokens; ++i) {
       const int row = token(i);
       if (row >= in_.tokens) break;
-      float v[8];
-      unpack8(x[i][piece], v);
+      Numbers v;
+      unpack(x[i][piece], v);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < S::kNeighbours; ++j) {
+        if constexpr (S::kMean) v[j] = fmaf(v[j], norms[i].x, norms[i].y);
         if constexpr (S::kConditioned) {
-          v[j] = fmaf(v[j] * norms[i].x, at(c.gains, j), at(c.shifts, j));
-        } else {
-          v[j] = fmaf(v[j], norms[i].x, norms[i].y);
+          v[j] = fmaf(S::kMean ? v[j] : v[j] * norms[i].x, at(c.gains, j), at(c.shifts, j));
         }
       }
-      const uint2 narrow = {quantise4(v[0], v[1], v[2], v[3]), quantise4(v[4], v[5], v[6], v[7])};
-      const int unit = lane_ % 16 / 2 ^ (row & 7);
-      unsigned char* place = tokens(piece * 2 + lane_ / 16) + row * 128 + unit * 16 + lane_ % 2 * 8;
-      *reinterpret_cast<uint2*>(place) = narrow;
+      const int at = lane_ * S::kNeighbours, unit = at % 128 / 16 ^ (row & 7);
+      unsigned char* place = tokens(piece * S::kPieceSteps + at / 128) + row * 128 + unit * 16 + at % 16;
+      if constexpr (S::kNeighbours == 8) {
+        *reinterpret_cast<uint2*>(place) = {quantise4(v[0], v[1], v[2], v[3]),
+                                            quantise4(v[4], v[5], v[6], v[7])};
+      } else {
+        *reinterpret_cast<uint32_t*>(place) = quantise4(v[0], v[1], v[2], v[3]);
+      }
     }
   }
 
-  // Two steps of K a piece, one a warpgroup; while the tensor cores have them the next piece is made.
-  __device__ __forceinline__ void multiply(const Rows& x, Condition& condition, float factor) const {
+  // A piece has two steps of K, one a warpgroup, or one, of which each takes half of the rows of W; while the
+  // tensor cores have them the next piece is made.
+  __device__ __forceinline__ void multiply(const Rows& x, Condition& condition, float factor,
+                                           float (&sums)[S::kGroupRows / 2]) const {
     if constexpr (S::kConditioned) factor = 1.0f;  // condition has it
-    static_assert(S::kGroups == 2, "a step of a piece a warpgroup");
+    static_assert(S::kGroups == 2 && S::kPieceSteps * S::kRows == 2 * S::kGroupRows, "shared by warpgroups");
     float2 norms[S::kWarpTokens];
 #pragma unroll
     for (int i = 0; i < S::kWarpTokens; ++i) {
       const float2 m = moments(min(token(i), in_.tokens - 1), factor);
-      norms[i] = {m.y, S::kConditioned ? 0.0f : -m.x * m.y};
+      norms[i] = {m.y, S::kMean ? -m.x * m.y : 0.0f};
     }
-    float sums[S::kRows / 2];
 #pragma unroll
     for (int piece = 0; piece < S::kPieces; ++piece) {
       leave(x, piece, norms, condition);
       publish_shared();
       __syncthreads();  // the piece
       if (piece == 0) pdl_trigger();  // x has come: what the next kernel fetches ahead would be in its way
-      const int step = piece * 2 + group_;
+      const int step = S::kPieceSteps == 2 ? piece * 2 + group_ : piece;
       barrier_wait(full(step), 0);
       this->multiply_step(step, sums, piece > 0);
       if (S::kConditioned && piece + 1 < S::kPieces) load(condition, piece + 1);
     }
     wgmma_wait<0>();
-    __syncthreads();  // nobody reads what lies where the sums go
-    this->leave_partials(sums);
   }
 };
 

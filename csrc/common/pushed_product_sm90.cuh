@@ -1,6 +1,5 @@
 // pushed_product_sm90: y = x W^T for up to 48 rows x [A, K], with the norm of a layer in front, by clusters
-// that split K (sm_90a), where what comes behind wants whole rows of y: sums go from registers to the block
-// that finishes their row.
+// that split K (sm_90a), where what comes behind wants whole rows of y (pushed_rows.cuh).
 //
 // Tokens take the 64-row side of a product, from registers, as in streamed_product_sm90.cuh, where the fourth
 // warp of a warpgroup has shift and gain of the norm. Here x is conditioned once and stays in registers, and
@@ -13,20 +12,23 @@
 
 #include <cstdint>
 
+#include "pushed_rows.cuh"
 #include "streamed_product_sm90.cuh"
 
 namespace flashrt {
 
-// kSets of kSet rows of W and kSteps of 64 columns a block, kSplit blocks in a cluster.
+// kSets of kSet rows of W and kSteps of 64 columns a block, kSplit blocks in a cluster. What is pushed besides
+// rows are shift W^T and gain W^T.
 template <int kSets_, int kSet_, int kSteps_, int kSplit_>
-struct PushedShape {
-  using Weight = bf16;
+struct PushedShape : PushedRowsShape<bf16, kSets_, kSet_, kSplit_, 2> {
+  using Rows = PushedRowsShape<bf16, kSets_, kSet_, kSplit_, 2>;
+  using Rows::kGroups, Rows::kMaxTokens, Rows::kOwnTokens, Rows::kRows, Rows::kSet, Rows::kSets;
+  using Rows::kSplit, Rows::kSumBytes;
   static constexpr bool kNorm = true, kCentred = true, kBlockScope = false, kOwnStays = true, kLate = false;
   static constexpr bool kWhole = false, kByTokens = false;
   static constexpr int kVectors = 2;  // of shift
-  static constexpr int kSets = kSets_, kSet = kSet_, kRows = kSets * kSet, kSteps = kSteps_, kSplit = kSplit_;
-  static constexpr int kGroups = 2, kThreads = 128 * kGroups, kTurns = kSteps / kGroups;
-  static constexpr int kMaxTokens = 48, kTokens = kMaxTokens + 4;
+  static constexpr int kSteps = kSteps_, kTurns = kSteps / kGroups;
+  static constexpr int kTokens = kMaxTokens + 4, kGroupRows = kRows;
   static constexpr int kDepth = 64 * kSteps, kInner = kDepth * kSplit;
   static_assert(kSet % 16 == 0 && kSteps % kGroups == 0, "halves of columns, whole turns");
 
@@ -43,21 +45,18 @@ struct PushedShape {
   static constexpr int kShift = kScale + kDepth * 2;
   static constexpr int kTilesEnd = kShift + kVectors * kVector;
   // Barriers: of what is pushed of each set, of each set of W, of each tile of x.
-  static constexpr int kSetsCame = kSets, kTokensCame = kSetsCame + kRing, kCounted = kTokensCame + kSteps;
+  static constexpr int kSetsCame = kSets, kTokensCame = kSetsCame + kRing;
+  static constexpr int kCounted = kTokensCame + kSteps;
 
   // What one warpgroup hands the other lies in the last two tiles of x, which are used by then.
   static constexpr int kHanded = kTokensAt + (kSteps - kGroups) * kTokenBytes;
   static_assert(kSet / 4 * 128 * 4 <= kTokenBytes, "half of the columns of 64 tokens");
 
-  // What is pushed of a set: of every block a run of slots, rows of x that this block finishes and behind
-  // them shift W^T and gain W^T. Of every warpgroup the squares and totals of those rows.
-  static constexpr int kOwnTokens = kMaxTokens / kSplit, kSlots = kOwnTokens + 2;
-  static constexpr int kPitch = kSet + 4;  // rows of a warp lie in different banks
-  static constexpr int kSumBytes = kSplit * kSlots * kPitch * 4;
+  // Pushed are also, of every warpgroup, the squares and totals of the rows that a block finishes.
   static constexpr int kMomentBytes = kSplit * kGroups * kOwnTokens * 8;
-  static_assert(kStageBytes % 1024 == 0 && kMaxTokens % kSplit == 0, "aligned");
+  static_assert(kStageBytes % 1024 == 0, "aligned");
 
-  // With a third set they lie over what is used: two sets over x, the third over the second's rows of W,
+  // With a third set sums lie over what is used: two sets over x, the third over the second's rows of W,
   // where there is more room. Blocks tell each other when they have used it.
   static constexpr bool kOver = kSets > kRing;
   static_assert(kSets <= 3, "one set that is fetched later");
@@ -66,41 +65,29 @@ struct PushedShape {
     return set < kRing ? kTokensAt + set * kSumBytes : kSetBytes;
   }
   static constexpr int kMoments = kOver ? kTokensAt + kRing * kSumBytes : kTilesEnd + kSets * kSumBytes;
-  static constexpr int kPushedEnd = kOver ? kTilesEnd : kMoments + kMomentBytes;
+  static constexpr int kMerged = kOver ? kTilesEnd : kMoments + kMomentBytes;
+  static constexpr int kPushedEnd = kMerged + kOwnTokens * 8;
   static constexpr int kRoom = kSetBytes + kSumBytes, kRoomEnd = kRing * kSetBytes;
   static_assert(!kOver || kMoments + kMomentBytes <= kHanded, "room over tiles of x");
 };
 
 #ifdef FLASHRT_SM90A
 
-// Of a product that is finished by its kernel and not by an op.
-struct NoFinish {};
-
 template <class S>
-class PushedProduct : protected StreamedProduct<S, NoFinish> {
+class PushedProduct : protected PushedRows<S, StreamedProduct<S, NoFinish>> {
  protected:
-  using Base = StreamedProduct<S, NoFinish>;
-  using Base::barrier, Base::group_, Base::in_, Base::lane_, Base::shared_, Base::slab_, Base::split_;
-  using Base::thread_, Base::tile_;
+  using Base = PushedRows<S, StreamedProduct<S, NoFinish>>;
+  using Base::barrier, Base::count, Base::first, Base::group_, Base::in_, Base::lane_, Base::own_;
+  using Base::received, Base::shared_, Base::slab_, Base::split_, Base::thread_, Base::tile_;
 
   __device__ __forceinline__ PushedProduct(const FewRowsInput<bf16>& input, NoFinish& op)
-      : Base(input, op) {
-    own_ = (in_.tokens + S::kSplit - 1) / S::kSplit;
-  }
-
-  // The rows of x that a block finishes.
-  __device__ __forceinline__ int first(int rank) const { return min(rank * own_, in_.tokens); }
-  __device__ __forceinline__ int count(int rank) const { return first(rank + 1) - first(rank); }
+      : Base(input, op) {}
 
   // The barriers, and the first sets of W, by one thread before it arrives at the cluster.
   __device__ __forceinline__ void begin() const {
     prefetch_map(*in_.tiles);
     prefetch_map(*in_.rows);
-    const uint32_t rows = count(split_), moments = in_.moments ? 0 : S::kSplit * S::kGroups * rows * 8;
-#pragma unroll
-    for (int set = 0; set < S::kSets; ++set) {
-      expect_bytes(barrier(set), (S::kSplit - 1) * (rows + 2) * S::kSet * 4 + (set == 0 ? moments : 0));
-    }
+    this->expect_sums(in_.moments ? 0 : S::kSplit * S::kGroups * count(split_) * 8);
 #pragma unroll
     for (int i = S::kSetsCame; i < S::kCounted; ++i) barrier_init(shared_address(barrier(i)), 1);
     barrier_init_fence();
@@ -109,25 +96,10 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
 #pragma unroll 1
     for (int set = 0; set < S::kRing; ++set) fetch_set(set);
   }
-  __device__ __forceinline__ void fetch_tokens() const {
-#pragma unroll
-    for (int step = 0; step < S::kSteps; ++step) {
-      copy_tile(*in_.rows, shared_address(this->tokens(step)), tokens_came(step),
-                split_ * S::kDepth + step * 64, 0);
-    }
-  }
-
-  // Moments that the kernel in front has left of the rows that this block finishes, while x is on its way.
-  __device__ __forceinline__ float2* merged() const {
-    return reinterpret_cast<float2*>(shared_ + S::kMerged);
-  }
-  __device__ __forceinline__ void merge_moments() const {
-    if (thread_ >= (S::kOwnTokens * 4 + 31) / 32 * 32) return;
-    const int row = thread_ / 4;
-    SlabMoments slabs;
-    slabs.load(in_.moments, in_.slabs, min(first(split_) + row, in_.tokens - 1));
-    const float2 found = slabs.merge(in_.slabs, S::kInner, in_.eps);
-    if (row < S::kOwnTokens && thread_ % 4 == 0) merged()[row] = found;
+  // x, once it is there, and while it is on its way the moments that the kernel in front has left.
+  __device__ __forceinline__ void fetch_rows() const {
+    if (thread_ == 0) fetch_tokens();
+    if (in_.moments) merge_moments();
   }
 
   // All sets, to where they are finished: behind it only barriers say what has come.
@@ -163,27 +135,45 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
       take_half(mine);
       if (set < S::kSets) __syncthreads();  // nobody reads what is handed any more
       if (S::kOver && set != 2) cluster_wait();  // there is room in all blocks
-      push_sums(mine, set - 1);
+      push_half(mine, set - 1);
       if (set == 1 && !in_.moments) push_moments(moments);
     }
   }
 
-  // Sums over the blocks, in their order: of a row that this block finishes, or of shift W^T or gain W^T.
-  __device__ __forceinline__ float4 received(int set, int slot, int column) const {
-    const float* p = reinterpret_cast<const float*>(shared_ + S::received(set)) + slot * S::kPitch + column;
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+  // What a set is finished with; moments come with the first.
+  __device__ __forceinline__ void await_sums(int set) const {
+    wait_bytes(barrier(0));
+    wait_bytes(barrier(set));
+  }
+  // Four numbers of a row that this block finishes.
+  __device__ __forceinline__ float4 finished(int set, int row, int column, const float4& bias) const {
+    const float2 m = received_moments(row);
+    const float4 y = received(set, row, column), g = received(set, S::kOwnTokens + 1, column);
+    const float4 b = received(set, S::kOwnTokens, column);
+    return {(y.x - m.x * g.x) * m.y + (b.x + bias.x), (y.y - m.x * g.y) * m.y + (b.y + bias.y),
+            (y.z - m.x * g.z) * m.y + (b.z + bias.z), (y.w - m.x * g.w) * m.y + (b.w + bias.w)};
+  }
+
+ private:
+  __device__ __forceinline__ void fetch_tokens() const {
 #pragma unroll
-    for (int source = 0; source < S::kSplit; ++source) {
-      const float4 v = *reinterpret_cast<const float4*>(p + source * S::kSlots * S::kPitch);
-      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    for (int step = 0; step < S::kSteps; ++step) {
+      copy_tile(*in_.rows, shared_address(this->tokens(step)), tokens_came(step),
+                split_ * S::kDepth + step * 64, 0);
     }
-    return sum;
   }
-  __device__ __forceinline__ float4 received_shift(int set, int column) const {
-    return received(set, S::kOwnTokens, column);
+
+  // Of the rows that this block finishes.
+  __device__ __forceinline__ float2* merged() const {
+    return reinterpret_cast<float2*>(shared_ + S::kMerged);
   }
-  __device__ __forceinline__ float4 received_gain(int set, int column) const {
-    return received(set, S::kOwnTokens + 1, column);
+  __device__ __forceinline__ void merge_moments() const {
+    if (thread_ >= (S::kOwnTokens * 4 + 31) / 32 * 32) return;
+    const int row = thread_ / 4;
+    SlabMoments slabs;
+    slabs.load(in_.moments, in_.slabs, min(first(split_) + row, in_.tokens - 1));
+    const float2 found = slabs.merge(in_.slabs, S::kInner, in_.eps);
+    if (row < S::kOwnTokens && thread_ % 4 == 0) merged()[row] = found;
   }
   // A row's mean, and what differences from it are multiplied by.
   __device__ __forceinline__ float2 received_moments(int row) const {
@@ -200,7 +190,6 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
     return {mean, rsqrtf(variance + in_.eps)};
   }
 
- private:
   __device__ __forceinline__ uint32_t set_came(int set) const {
     return shared_address(barrier(S::kSetsCame + set % S::kRing));
   }
@@ -215,7 +204,7 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
 #pragma unroll 1
     for (int step = 0; step < S::kSteps; ++step) {
       copy_tile(*in_.tiles, set_at(set) + step * S::kWeightBytes, set_came(set),
-                split_ * S::kDepth + step * 64, S::set_row(tile_, set));
+                split_ * S::kDepth + step * 64, S::box_row(tile_, set));
     }
   }
 
@@ -259,19 +248,18 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
     }
   }
 
-  // Every row's sums to the block that finishes it, and those of shift and gain to all; where a block
-  // finishes itself they only lie down. Of two lanes side by side one takes four columns of the upper row,
-  // the other of the lower one. Shift and gain are two rows each; four lanes have either, one for each block.
-  __device__ __forceinline__ void push_sums(float (&mine)[S::kSet / 4], int set) const {
+  // Every row's sums to the block that finishes it, and those of shift and gain to all. These are two rows
+  // each; four lanes have either, one for each block.
+  __device__ __forceinline__ void push_half(float (&mine)[S::kSet / 4], int set) const {
     static_assert(S::kSplit == 4, "as many as lanes that have the same");
-    const bool odd = lane_ % 2 != 0, vectors = slab_ == S::kMaxTokens / 16;
-    const int token = slab_ * 16 + lane_ / 4 + odd * 8;
-    const bool keep = vectors ? lane_ < 16 : token < in_.tokens;
-    const int rank = !keep ? split_ : vectors ? lane_ / 4 % 2 * 2 + odd : token / own_;
-    const int slot = vectors ? S::kOwnTokens + lane_ / 8 : token - rank * own_;
-    const int column = group_ * (S::kSet / 2) + lane_ % 4 / 2 * 4;
-    const uint32_t base = remote_address(shared_, rank), pushed = base + S::kBarriers + set * 8;
-    const int place = S::received(set) + ((split_ * S::kSlots + slot) * S::kPitch + column) * 4;
+    const bool vectors = slab_ == S::kMaxTokens / 16;
+    typename Base::Target to = this->target();
+    if (vectors) {
+      to.keep = lane_ < 16;
+      to.rank = to.keep ? lane_ / 4 % 2 * 2 + lane_ % 2 : split_;
+      to.slot = S::kOwnTokens + lane_ / 8;
+    }
+    float4 v[S::kSet / 16];
 #pragma unroll
     for (int j = 0; j < S::kSet / 16; ++j) {
       float* y = mine + 4 * j;
@@ -280,12 +268,9 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
         y[1] += __shfl_xor_sync(0xffffffffu, y[1], 4);
         y[2] = y[0], y[3] = y[1];
       }
-      const float a = __shfl_xor_sync(0xffffffffu, odd ? y[0] : y[2], 1);
-      const float b = __shfl_xor_sync(0xffffffffu, odd ? y[1] : y[3], 1);
-      const float4 v = odd ? float4{a, b, y[2], y[3]} : float4{y[0], y[1], a, b};
-      push(base + place + j * 32, pushed, v, rank != split_);
-      if (keep && rank == split_) *reinterpret_cast<float4*>(shared_ + place + j * 32) = v;
+      v[j] = WideSums::row(y, lane_ % 2 != 0);
     }
+    this->push_sums(to, set, group_ * (S::kSet / 2) + this->column(), v);
   }
 
   // Squares and totals of a token in this warpgroup's steps, of two tokens of four lanes one each.
@@ -309,8 +294,6 @@ class PushedProduct : protected StreamedProduct<S, NoFinish> {
     const int at = (split_ * S::kGroups + group_) * S::kOwnTokens + token - rank * own_;
     push(base + S::kMoments + at * 8, base + S::kBarriers, moments, keep);
   }
-
-  int own_;  // rows of x a block, but for the last
 };
 
 #endif  // FLASHRT_SM90A

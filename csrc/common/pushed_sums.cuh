@@ -14,8 +14,16 @@ namespace flashrt {
 // Four sums as float32.
 struct WideSums {
   static constexpr int kBytes = 16;
+  using Packed = float4;
   __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v) {
     push(to, barrier, v);
+  }
+  // Of two lanes side by side, which have two sums each of an upper row, y[0] and y[1], and of a lower one, the
+  // first has four of the upper row in the end, the other of the lower.
+  __device__ __forceinline__ static Packed row(const float* y, bool odd) {
+    const float a = __shfl_xor_sync(0xffffffffu, odd ? y[0] : y[2], 1);
+    const float b = __shfl_xor_sync(0xffffffffu, odd ? y[1] : y[3], 1);
+    return odd ? float4{a, b, y[2], y[3]} : float4{y[0], y[1], a, b};
   }
   __device__ __forceinline__ static float4 read(const void* p) {
     return *reinterpret_cast<const float4*>(p);
@@ -25,8 +33,14 @@ struct WideSums {
 // As bf16: the way between blocks takes as long as there are bytes.
 struct NarrowSums {
   static constexpr int kBytes = 8;
+  using Packed = float2;
   __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v) {
     push(to, barrier, float2{__uint_as_float(pack2(v.x, v.y)), __uint_as_float(pack2(v.z, v.w))});
+  }
+  __device__ __forceinline__ static Packed row(const float* y, bool odd) {
+    const float upper = __uint_as_float(pack2(y[0], y[1])), lower = __uint_as_float(pack2(y[2], y[3]));
+    const float other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
+    return odd ? float2{other, lower} : float2{upper, other};
   }
   __device__ __forceinline__ static float4 read(const void* p) {
     const uint2 v = *reinterpret_cast<const uint2*>(p);

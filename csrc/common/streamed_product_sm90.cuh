@@ -53,6 +53,7 @@ struct StreamedShape {
   static constexpr int kVectors = 2;  // of shift; those of gain are ones and what x is grown by
   static constexpr int kRows = kRows_, kSteps = kSteps_, kSplit = kSplit_, kStages = kStages_;
   static constexpr int kGroups = 2, kThreads = 128 * kGroups;
+  static constexpr int kGroupRows = kRows;  // of W, those that a warpgroup multiplies by
   static constexpr bool kLate = kLate_;
   static constexpr int kTokenStages = kTokenStages_;
   static constexpr bool kApart = kTokenStages != kStages;
@@ -256,14 +257,15 @@ class StreamedProduct : protected StreamedEnd<S, Op> {
   }
 
   // The four products of a step, onto sums of those before with `keep`.
-  __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kRows / 2], bool keep) const {
-    const uint64_t w = wgmma_tile(shared_address(stage(step)));
+  __device__ __forceinline__ void multiply_step(int step, float (&sums)[S::kGroupRows / 2], bool keep) const {
+    const int first_row = S::kGroupRows < S::kRows ? group_ * S::kGroupRows : 0;
+    const uint64_t w = wgmma_tile(shared_address(stage(step) + first_row * 128));
     if constexpr (Base::kNarrow) {
       const uint64_t x = wgmma_tile(shared_address(tokens(step)));
       wgmma_begin();
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
-        WgmmaE4m3<S::kRows>::run(sums, wgmma_step(x, part), wgmma_step(w, part), keep || part > 0);
+        WgmmaE4m3<S::kGroupRows>::run(sums, wgmma_step(x, part), wgmma_step(w, part), keep || part > 0);
       }
     } else {
       uint32_t x[4][4];

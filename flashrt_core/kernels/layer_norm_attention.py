@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .layer_norm_linear import (
     layer_norm_linear_ref,
 )
 from .op import Lane, Op
-from .quantised import given
+from .quantised import E4M3, given
 from .rms_norm import rms_norm_launch, rms_norm_ref
 from .row_moments import RowMoments, left_moments, moments_setting
 from .skinny import SkinnyPlan, Squares
@@ -70,14 +71,40 @@ def _operands(
     return queries, keys, values
 
 
-def _plan(kind: str, shared_bytes: int) -> SkinnyPlan:
+def _plan(kind: str, weights: str, shared_bytes: int) -> SkinnyPlan:
     """A cluster makes a head of the queries, and in the one named ``_self`` of keys and values."""
-    name = f"layer_norm_attention{kind}_k1536_d48_bf16_sm90"
-    return SkinnyPlan(name, 1536, 48, 48, shared_bytes, cluster=4, tiles=True, mapped=True)
+    name = f"layer_norm_attention{kind}_k1536_d48_{weights}_sm90"
+    mapped = weights == "bf16"
+    return SkinnyPlan(name, 1536, 48, 48, shared_bytes, cluster=4, tiles=True, mapped=mapped)
 
 
-#: Over keys that are there, and over the rows themselves.
-_CONTEXT_PLAN, _SELF_PLAN = _plan("", 104_864), _plan("_self", 113_408)
+#: By the type of weights, over keys that are there and over the rows themselves.
+_CONTEXT_PLANS: Mapping[torch.dtype, SkinnyPlan] = {torch.bfloat16: _plan("", "bf16", 104_864)}
+_SELF_PLANS: Mapping[torch.dtype, SkinnyPlan] = {
+    torch.bfloat16: _plan("_self", "bf16", 113_408),
+    E4M3: _plan("_self", "fp8", 92_880),
+}
+
+
+def _built_plan(
+    launcher: Launcher,
+    x: Tensor,
+    weight: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: Tensor,
+    head_dim: int,
+    x_scale: Tensor | None,
+) -> SkinnyPlan | None:
+    """The kernel that makes a head's rows and attends with them; None where none was built."""
+    plan = (_SELF_PLANS if k is None else _CONTEXT_PLANS).get(weight.dtype)
+    if plan is None or launcher.architecture != 90 or {x.dtype, out.dtype} != {torch.bfloat16}:
+        return None
+    built = (x.shape[1], head_dim) == (plan.depth, plan.rows) and x.shape[0] <= plan.tokens
+    packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
+    # E4M3 weights of bf16 rows are another format.
+    quantised = (weight.dtype is E4M3) == (x_scale is not None)
+    return plan if built and packed and quantised and weight.is_contiguous() else None
 
 
 def layer_norm_attention_launch(
@@ -117,18 +144,18 @@ def layer_norm_attention_launch(
         whole = prefix_length is None and x_scale is None
         if whole and _normed(launcher, product, operands, *rest, **behind):
             return
-    plan, (rows, depth) = _SELF_PLAN if k is None else _CONTEXT_PLAN, x.shape
-    wide = {x.dtype, weight.dtype, out.dtype} == {torch.bfloat16} and weight.is_contiguous()
-    built = (depth, head_dim) == (plan.depth, plan.rows) and rows <= plan.tokens
-    packed = all(part is None or part.stride(1) == head_dim for part in (k, v))
     plain = q_norm is None and key_bias is None and segments == 1
-    if launcher.architecture == 90 and plain and wide and packed and built:
+    plan = _built_plan(launcher, x, weight, k, v, out, head_dim, x_scale) if plain else None
+    if plan is not None:
         require_bf16("layer_norm_attention", x=x, bias=bias, k=k, v=v, out=out)
         values, slabs = left_moments(moments)
-        pointers = (gain, shift, bias, k, v, prefix_length, values, out)
-        counts = (slabs, rows, rows if k is None else k.shape[0], prefix_rows, int(kept))
+        between = () if x_scale is None else (x_scale, weight_scale)
+        pointers = (*between, gain, shift, bias, k, v, prefix_length, values, out)
+        seen = x if k is None else k
+        counts = (slabs, x.shape[0], seen.shape[0], prefix_rows, int(kept))
         strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
-        args = (plan.x(x), plan.weight(weight), *pointers, *counts, *strides, eps, scale)
+        ends = (*plan.x_strides(x), *strides, eps, scale)
+        args = (plan.x(x), plan.weight(weight), *pointers, *counts, *ends)
         plan.launch(launcher, out.shape[1], args)
         return
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
@@ -245,7 +272,8 @@ def layer_norm_attention(
     check.affine("gain", gain, "shift", shift)
     check.quantised("out", out, ("M", "W"), "out_scale", out_scale, (1,))
     merged = check.sizes["W"] * (1 if k is not None else 3)
-    check.weight(weight, x_scale, weight_scale, (merged, "D"))
+    one = None if x_scale is None else (1,)
+    check.weight(weight, x_scale, weight_scale, (merged, "D"), one)
     check.tensor("q", q, ("M", merged))
     if bias is not None:
         check.tensor("bias", bias, (merged,))

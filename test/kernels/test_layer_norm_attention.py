@@ -14,11 +14,12 @@ from flashrt_core.errors import ContractError
 from flashrt_core.kernels.few_rows_linear import LINEAR_PLANS, NORM_PLANS
 from flashrt_core.kernels.four_bit_linear import FOUR_BIT_NORM
 from flashrt_core.kernels.layer_norm_attention import (
-    _CONTEXT_PLAN,
-    _SELF_PLAN,
+    _CONTEXT_PLANS,
+    _SELF_PLANS,
     layer_norm_attention,
 )
 from flashrt_core.kernels.layer_norm_linear import layer_norm_linear
+from flashrt_core.kernels.quantised import E4M3
 from flashrt_core.kernels.skinny import Squares
 from test.kernels.signatures import OPS, CheckingLauncher, Lane
 
@@ -124,14 +125,18 @@ def bf16(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "rows", "kernels"),
+    ("architecture", "rows", "narrow", "kernels"),
     [
-        (90, 41, ["layer_norm_attention_k1536_d48_bf16_sm90"]),
-        (90, 49, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
-        (120, 41, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
+        (90, 41, False, ["layer_norm_attention_k1536_d48_bf16_sm90"]),
+        (90, 41, True, ["layer_norm_linear_k1536_48_bf16_sm90", "attention_heads_d48_fp8"]),
+        (90, 49, False, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
+        (90, 49, True, ["layer_norm_bf16", "attention_heads_d48_fp8"]),
+        (120, 41, False, ["layer_norm_bf16", "attention_heads_d48_short_bf16"]),
     ],
 )
-def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[str]) -> None:
+def test_one_kernel_where_it_fits(
+    architecture: int, rows: int, narrow: bool, kernels: list[str]
+) -> None:
     launcher = CheckingLauncher(architecture)
     table = torch.empty(2, 1536)
     k, v = bf16(24, 2, 32, 48).unbind(1)
@@ -145,10 +150,11 @@ def test_one_kernel_where_it_fits(architecture: int, rows: int, kernels: list[st
         bf16(rows, 1536),
         k,
         v,
-        bf16(rows, 1536),
+        bf16(rows, 1536).to(E4M3) if narrow else bf16(rows, 1536),
         head_dim=48,
         eps=EPS,
         scale=1.0,
+        out_scale=torch.ones(1) if narrow else None,
     )
     assert [launch.kernel for launch in launcher.launches] == kernels
     if len(kernels) == 1:
@@ -237,7 +243,11 @@ def test_every_product_of_a_block_keeps_128_multiprocessors_busy(
 
 def test_shared_memory_is_what_the_source_asserts() -> None:
     source = (OPS / "layer_norm_attention.cu").read_text()
-    for shape, plan in (("ContextAttention", _CONTEXT_PLAN), ("SelfAttention", _SELF_PLAN)):
+    for shape, plan in (
+        ("ContextAttention", _CONTEXT_PLANS[torch.bfloat16]),
+        ("SelfAttention<bf16>", _SELF_PLANS[torch.bfloat16]),
+        ("SelfAttention<e4m3>", _SELF_PLANS[E4M3]),
+    ):
         assert f"{shape}::kSharedBytes == {plan.shared_bytes}," in source
 
 

@@ -31,8 +31,8 @@ SITES: Mapping[str, Site] = {
     "adapter.fc2": library_site("adapter.fc2_weight", "adapter_hidden", _CONTEXT),
     "head.text_kv": library_site("head.text_kv_weight", "adapter_text", _TEXT),
     "head.image_kv": library_site("head.image_kv_weight", "adapter_images"),
-    "head.q": Site("head.q_weight"),
-    "head.qkv": Site("head.qkv_weight"),
+    "head.q": library_site("head.q_weight"),
+    "head.qkv": library_site("head.qkv_weight"),
     "head.out": library_site("head.out_weight", "head_mixed"),
     "head.fc1": library_site("head.fc1_weight"),
     "head.fc2": library_site("head.fc2_weight", "head_hidden"),
@@ -51,12 +51,13 @@ _NARROW = {
     "adapter.qkv": "bf16",
 }
 
+_NARROW_HEAD = {f"head.{name}": "fp8" for name in ("qkv", "fc1", "fc2")}
+
 #: What a YAML table would say.
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     **WIDE,
-    # Of the head the products of its MLPs, most of its weights; what attention compares and mixes
-    # stays wide.
-    "fp8": {"base": "bf16", "sites": {**_NARROW, "head.fc1": "fp8", "head.fc2": "fp8"}},
+    # Of the head most of its weights; what E4M3 would not make faster stays wide.
+    "fp8": {"base": "bf16", "sites": {**_NARROW, **_NARROW_HEAD}},
 }
 
 #: The buffers of a site, from those of the contract, its name and the layer.

@@ -29,6 +29,9 @@ inline uint2 load_weights(const int8_t* p) { return fetched<uint2>(p); }
 inline void load_fresh(uint4& v, const bf16* p, bool keep) {
   if (keep) v = fetched<uint4>(p);
 }
+inline void load_fresh(uint2& v, const bf16* p, bool keep) {
+  if (keep) v = fetched<uint2>(p);
+}
 inline uint2 load_fresh2(const bf16* p) { return fetched<uint2>(p); }
 inline uint32_t load_fresh1(const bf16* p) { return fetched<uint32_t>(p); }
 inline float4 load_fresh4(const float* p) { return fetched<float4>(p); }

@@ -55,4 +55,8 @@ def test_every_op_has_a_launcher(architecture: int, precision: str) -> None:
     if precision == "fp8":
         assert any("_fp8" in launch.kernel for launch in stages["context"].launches)
         head = {launch.kernel for launch in stages["action"].launches}
-        assert {"layer_norm_linear_k1536_96_fp8_into_fp8_sm90", "linear_k6144_96_fp8_sm90"} <= head
+        assert {
+            "layer_norm_attention_self_k1536_d48_fp8_sm90",
+            "layer_norm_linear_k1536_96_fp8_into_fp8_sm90",
+            "linear_k6144_96_fp8_sm90",
+        } <= head
