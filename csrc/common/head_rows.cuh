@@ -1,5 +1,5 @@
 // Rows of a head that a product has just left, on their way into attention: divided by the root of the mean
-// square of the whole row, of which the product has left the sums of squares of runs beside it.
+// square of the head, or of the whole row, of which the product has left sums of squares of runs beside it.
 //
 // Eight threads have a row: each the numbers of eight columns and of their partners half a head further, with
 // which they turn. So 128 threads take the 16 rows of a block at once, and wait for memory once.
@@ -85,16 +85,22 @@ struct HeadRows {
       sum += (zero + __uint_as_float(s.x) + __uint_as_float(s.y)) +
              (zero + __uint_as_float(s.z) + __uint_as_float(s.w));
     }
-#pragma unroll
-    for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    const float scale = rsqrtf(fmaf(sum, share, eps));
     unpack8(row.first, v.first);
     unpack8(row.second, v.second);
+    multiply(v, gain, rsqrtf(fmaf(over_row(sum), share, eps)));
+  }
+  // The same of the head alone.
+  __device__ __forceinline__ static void normalise_head(const Row& row, const Values& gain, float eps,
+                                                        Values& v) {
+    unpack8(row.first, v.first);
+    unpack8(row.second, v.second);
+    float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      v.first[i] *= scale * gain.first[i];
-      v.second[i] *= scale * gain.second[i];
+      sum[0] = fmaf(v.first[i], v.first[i], sum[0]);
+      sum[1] = fmaf(v.second[i], v.second[i], sum[1]);
     }
+    multiply(v, gain, rsqrtf(fmaf(over_row(sum[0] + sum[1]), 1.0f / kDim, eps)));
   }
 
   // Turned by the angles of their row: cosines, and sines.
@@ -111,6 +117,20 @@ struct HeadRows {
   __device__ __forceinline__ static void store(bf16* target, const Values& v) {
     store8(target + column(), v.first);
     store8(target + column() + kDim / 2, v.second);
+  }
+
+ private:
+  __device__ __forceinline__ static float over_row(float sum) {
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    return sum;
+  }
+  __device__ __forceinline__ static void multiply(Values& v, const Values& gain, float scale) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      v.first[i] *= scale * gain.first[i];
+      v.second[i] *= scale * gain.second[i];
+    }
   }
 };
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .attention import attention_launch, attention_ref, segments_sm90
 from .check import F32, ArgCheck
-from .launch import Launcher, output_suffix, require_bf16
+from .launch import Launcher, blocks, output_suffix, require_bf16
 from .op import Lane, Op
 from .qkv_rope_kv import check_qkv_outputs, qkv_rope_kv_launch, qkv_rope_kv_ref
 from .quantised import given
@@ -62,13 +62,17 @@ def rope_attention_launch(
     causal: bool = False,
     out_scale: Tensor | None = None,
 ) -> None:
-    """One kernel for views of 256 rows, where it pays; else the two ops."""
+    """One kernel for views of 256 rows and for few causal rows, where it pays; else the two ops."""
     rows, width = q.shape
     heads = width // head_dim
     views = rows == 256 * segments and head_dim == 64 and k.shape[1] == width
     plain = k_norm is None and not causal
     if views and plain and _turned(launcher, qkv, rope, out, out_scale, heads, segments, scale):
         return
+    if causal and segments == 1 and head_dim == 128 and q_norm is not None and k_norm is not None:
+        sizes, gains = (heads, k.shape[1] // head_dim), (q_norm, k_norm)
+        if _causal_turned(launcher, qkv, rope, gains, out, out_scale, sizes, scale, eps):
+            return
     norms: dict[str, Any] = {"q_norm": q_norm, "k_norm": k_norm, "eps": eps}
     qkv_rope_kv_launch(launcher, qkv, rope, q, k, v, head_dim=head_dim, **norms)
     queries, keys, values = (part.unflatten(1, (-1, head_dim)) for part in (q, k, v))
@@ -103,6 +107,41 @@ def _turned(
         launcher.launch(kernel, (4, heads, segments), 128, args, shared_bytes=_TURNED_SHARED)
         return True
     return False
+
+
+#: The most rows of the kernel for causal rows; its shared memory for 32 queries, their weights of
+#: as many keys and what each tile of keys says of them, and that of a key and a value.
+_CAUSAL_ROWS, _CAUSAL_SHARED, _CAUSAL_SHARED_ROW = 256, 29_696, 544
+
+
+def _causal_turned(
+    launcher: Launcher,
+    qkv: Tensor,
+    rope: Tensor,
+    gains: tuple[Tensor, Tensor],
+    out: Tensor,
+    out_scale: Tensor | None,
+    heads: tuple[int, int],
+    scale: float,
+    eps: float,
+) -> bool:
+    """Launches the kernel that makes causal rows' queries and keys itself. Whether it does."""
+    rows, (q_heads, kv_heads), tall = qkv.shape[0], heads, blocks(qkv.shape[0], 16)
+    # A block makes all keys that its rows see, and has no room for another beside it.
+    at_once = tall * q_heads // 2 <= launcher.multiprocessors
+    able = launcher.architecture // 10 in LARGE_CLUSTERS and rows <= _CAUSAL_ROWS
+    if not (able and at_once and q_heads % (2 * kv_heads) == 0):
+        return False
+    require_bf16("rope_attention", qkv=qkv)
+    strides = (qkv.stride(0), rope.stride(0), out.stride(0))
+    launcher.launch(
+        f"attention_causal_turned_d128_{output_suffix('rope_attention', out)}",
+        (tall, q_heads // (2 * kv_heads), kv_heads),
+        256,
+        (qkv, rope, *gains, out, out_scale, rows, *strides, scale, eps),
+        shared_bytes=_CAUSAL_SHARED + 16 * tall * _CAUSAL_SHARED_ROW,
+    )
+    return True
 
 
 ROPE_ATTENTION = Op("rope_attention", rope_attention_ref, rope_attention_launch, low_bit=True)

@@ -56,6 +56,34 @@ def test_views_are_one_kernel_while_they_run_at_once(
     assert [launch.kernel for launch in launcher.launches] == kernels
 
 
+@pytest.mark.parametrize(
+    ("architecture", "rows", "heads", "together"),
+    [
+        (90, 96, 16, True),
+        (90, 256, 16, True),
+        (90, 272, 16, False),
+        (90, 224, 32, False),  # more blocks than run at once
+        (90, 96, 24, False),  # heads of queries that share keys are no pairs
+        (110, 96, 16, True),
+        (120, 96, 16, False),
+    ],
+)
+def test_few_causal_rows_are_one_kernel(
+    architecture: int, rows: int, heads: int, together: bool
+) -> None:
+    launcher = CheckingLauncher(architecture)
+    qkv, rope = torch.empty(rows, (heads + 16) * 128).bfloat16(), torch.empty(rows, 128)
+    q, out = torch.empty(2, rows, heads * 128).bfloat16().unbind()
+    k, v = torch.empty(2, rows, 1024).bfloat16().unbind()
+    settings: dict[str, Any] = {"head_dim": 128, "scale": 0.1, "causal": True, "eps": 1e-6}
+    norms = {name: torch.empty(128) for name in ("q_norm", "k_norm")}
+    rope_attention(Lane(launcher), qkv, rope, q, k, v, out, **settings, **norms)
+    kernels = ["qkv_norm_rope_kv_bf16", "attention_heads_d128_bf16"]
+    if together:
+        kernels = ["attention_causal_turned_d128_bf16"]
+    assert [launch.kernel for launch in launcher.launches] == kernels
+
+
 def test_what_does_not_fit_is_refused() -> None:
     qkv, rope, out = torch.empty(6, 128), torch.empty(6, 16), torch.empty(6, 64)
     parts = [torch.empty(6, width) for width in (64, 32, 32)]

@@ -41,6 +41,8 @@ def test_kernels_of_a_decision(views: int, precision: str) -> None:
     assert stages["action"].products == 0
     kernels = {launch.kernel for each in stages.values() for launch in each.launches}
     assert "attention_rows_bf16" not in kernels
+    # Rows of text are normalised and turned by the attention that reads them.
+    assert "qkv_norm_rope_kv_bf16" not in kernels
     # A block of the head is four kernels, in the plan with 8 bits as well.
     action = [launch.kernel for launch in stages["action"].launches]
     assert sum("layer_norm_attention" in kernel for kernel in action) == 4 * 32
