@@ -154,9 +154,8 @@ def layer_norm_attention_launch(
         seen = x if k is None else k
         counts = (slabs, x.shape[0], seen.shape[0], prefix_rows, int(kept))
         strides = (*(0 if part is None else part.stride(0) for part in (k, v)), out.stride(0))
-        ends = (*plan.x_strides(x), *strides, eps, scale)
-        args = (plan.x(x), plan.weight(weight), *pointers, *counts, *ends)
-        plan.launch(launcher, out.shape[1], args)
+        args = (*pointers, *counts, *plan.x_strides(x), *strides, eps, scale)
+        plan.launch(launcher, out.shape[1], (plan.x(x), plan.weight(weight), *args))
         return
     scales: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale}
     layer_norm_linear_launch(launcher, x, gain, shift, weight, bias, q, eps=eps, **scales)
@@ -272,8 +271,7 @@ def layer_norm_attention(
     check.affine("gain", gain, "shift", shift)
     check.quantised("out", out, ("M", "W"), "out_scale", out_scale, (1,))
     merged = check.sizes["W"] * (1 if k is not None else 3)
-    one = None if x_scale is None else (1,)
-    check.weight(weight, x_scale, weight_scale, (merged, "D"), one)
+    check.weight(weight, x_scale, weight_scale, (merged, "D"), None if x_scale is None else (1,))
     check.tensor("q", q, ("M", merged))
     if bias is not None:
         check.tensor("bias", bias, (merged,))
