@@ -20,7 +20,7 @@ namespace flashrt {
 template <class S, class Op>
 class NormedProduct;
 
-// How kThreads share kTokens rows of kDepth columns: a warp has whole rows, a lane some neighbours in a piece.
+// How kThreads share kTokens rows of kDepth columns: a warp has whole rows, a lane neighbours in a piece.
 template <int kThreads, int kTokens, int kDepth, bool kConditioned_, bool kMean_>
 struct NormedRows {
   static constexpr bool kConditioned = kConditioned_, kMean = kMean_;
@@ -41,7 +41,7 @@ struct NormedShape
       StreamedShape<kRows_, kSteps_, kSplit_, kSteps_, false, kMaxTokens_, false, kSteps_, true, e4m3>;
   template <class Op>
   using Product = NormedProduct<NormedShape, Op>;
-  // Behind what the product has: moments of all blocks of the cluster, and their barrier; then scale and shift.
+  // Behind what the product has: moments of all blocks of the cluster, their barrier, scale and shift.
   static constexpr int kMoments = Streamed::kSharedBytes;
   static constexpr int kMomentsEnd = kMoments + kSplit_ * Streamed::kMaxTokens * 8;
   static constexpr int kMomentsCame = (kMomentsEnd - Streamed::kBarriers) / 8;
@@ -101,8 +101,9 @@ class NormedProduct : protected StreamedProduct<S, Op> {
   // room for those of one piece. Neighbouring lanes read neighbouring places.
   __device__ __forceinline__ void leave_condition(int k, float2 gain, float2 shift) const {
     constexpr int kFours = S::kPieceSteps;  // neighbours of a lane
-    const int four = k / (32 * S::kNeighbours) * (2 * kFours) + k % S::kNeighbours / 4;
-    float* place = floats(S::kCondition) + four * 128 + k % (32 * S::kNeighbours) / S::kNeighbours * 4 + k % 4;
+    constexpr int kPiece = 32 * S::kNeighbours;
+    const int four = k / kPiece * (2 * kFours) + k % S::kNeighbours / 4;
+    float* place = floats(S::kCondition) + four * 128 + k % kPiece / S::kNeighbours * 4 + k % 4;
     *reinterpret_cast<float2*>(place) = gain;
     *reinterpret_cast<float2*>(place + kFours * 128) = shift;
   }
@@ -172,7 +173,8 @@ class NormedProduct : protected StreamedProduct<S, Op> {
       for (int i = 0; i < S::kWarpTokens; ++i) {
         load_fresh(x[i][piece], rows[i] + piece * (32 * S::kNeighbours), token(i) < in_.tokens);
       }
-      __syncwarp();  // the assembler would ask for whole rows
+      // The assembler would ask for whole rows, which is as good where a lane has more of them.
+      if constexpr (S::kPieceSteps == 1) __syncwarp();
     }
   }
   __device__ __forceinline__ static void unpack(const Piece& words, Numbers& v) {

@@ -17,8 +17,8 @@
 
 namespace flashrt {
 
-// kSets of kSet rows of W and kSteps of 64 columns a block, kSplit blocks in a cluster. What is pushed besides
-// rows are shift W^T and gain W^T.
+// kSets of kSet rows of W and kSteps of 64 columns a block, kSplit blocks in a cluster. What is pushed
+// besides rows are shift W^T and gain W^T.
 template <int kSets_, int kSet_, int kSteps_, int kSplit_>
 struct PushedShape : PushedRowsShape<bf16, kSets_, kSet_, kSplit_, 2> {
   using Rows = PushedRowsShape<bf16, kSets_, kSet_, kSplit_, 2>;

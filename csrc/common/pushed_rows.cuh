@@ -1,9 +1,9 @@
 // pushed_rows: where what comes behind a product of few rows wants whole rows of it, the blocks of a cluster,
 // which split K, push sums from registers to the block that finishes their row.
 //
-// Each finishes as many of the rows of x as the others. Rows of W come in sets of kSet, and what is pushed of a
-// set lies together: of every block a run of kSlots, the rows that this block finishes and behind them whatever
-// else it wants to have of all. A set has a barrier of its own, the first of the block's.
+// Each finishes as many of the rows of x as the others. Rows of W come in sets of kSet, and what is pushed of
+// a set lies together: of every block a run of kSlots, the rows that this block finishes and behind them
+// whatever else it wants to have of all. A set has a barrier of its own, the first of the block's.
 #pragma once
 
 #include <cstdint>
@@ -56,12 +56,12 @@ class PushedRows : protected Product {
     const uint32_t slots = count(split_) + S::kSlots - S::kOwnTokens;
 #pragma unroll
     for (int set = 0; set < S::kSets; ++set) {
-      expect_bytes(barrier(set),
-                   (S::kSplit - 1) * slots * S::kSet * S::kNumber + (set == 0 ? more : 0));
+      const uint32_t sums = (S::kSplit - 1) * slots * S::kSet * S::kNumber;
+      expect_bytes(barrier(set), sums + (set == 0 ? more : 0));
     }
   }
 
-  // Which row and which four columns of eight a lane has sums of, once it has them as Pushed::row() gives them.
+  // Which row and which four columns of eight a lane has sums of, as Pushed::row() gives them.
   __device__ __forceinline__ int row() const { return slab_ * 16 + lane_ / 4 + lane_ % 2 * 8; }
   __device__ __forceinline__ int column() const { return lane_ % 4 / 2 * 4; }
   __device__ __forceinline__ Target target() const {
@@ -73,8 +73,8 @@ class PushedRows : protected Product {
     return {rank, row() - rank * own_, keep};
   }
 
-  // Four sums of each of kEights eight columns that follow each other, from `first` on; where a block finishes
-  // itself they only lie down.
+  // Four sums of each of kEights eight columns that follow each other, from `first` on; where a block
+  // finishes itself they only lie down.
   template <int kEights>
   __device__ __forceinline__ void push_sums(const Target& to, int set, int first,
                                             const typename Pushed::Packed (&v)[kEights]) const {

@@ -18,8 +18,8 @@ struct WideSums {
   __device__ __forceinline__ static void send(uint32_t to, uint32_t barrier, const float4& v) {
     push(to, barrier, v);
   }
-  // Of two lanes side by side, which have two sums each of an upper row, y[0] and y[1], and of a lower one, the
-  // first has four of the upper row in the end, the other of the lower.
+  // Of two lanes side by side, which have two sums each of an upper row, y[0] and y[1], and of a lower one,
+  // the first has four of the upper row in the end, the other of the lower.
   __device__ __forceinline__ static Packed row(const float* y, bool odd) {
     const float a = __shfl_xor_sync(0xffffffffu, odd ? y[0] : y[2], 1);
     const float b = __shfl_xor_sync(0xffffffffu, odd ? y[1] : y[3], 1);

@@ -3,13 +3,13 @@
 // rows themselves (_self), then W makes q|k|v
 // x [A, K], k, v [N, H, d], out [A, H d] bf16, rows of k, v and out *_stride elements apart, the heads of
 // a row side by side; W [H d, K] or [3 H d, K] bf16, packed; b as many; gain, shift [K] float32 or null;
-// the latter W also E4M3 with weight_scale [1], and n quantised with x_scale [1] float32: x then has rows
-// x_stride apart
+// or, with _self, W E4M3 with weight_scale [1], and n quantised with x_scale [1] float32: rows of x are
+// x_stride elements apart then
 // moments (row_moments.cuh) of x, or null: then the blocks take them of x themselves
 // keys j with prefix_length[0] <= j < prefix_rows are hidden (null: none) and never read
 // W and, in bf16, x come as tile maps of 128 bytes by 48 rows; kept as in attention_heads.cu
-// float32 sums, norm, softmax; x + x (gain - 1), q, k, v and probabilities are rounded to bf16, and so are sums
-// of E4M3 products that a block adds up of those of all
+// float32 sums, norm, softmax; x + x (gain - 1), q, k, v and probabilities are rounded to bf16, and so is
+// what a block adds to the sums of E4M3 products that another finishes
 // needs A <= 48, K = 1536, d = 48; grid of H clusters of four blocks, 256 threads; no workspace
 // bound: memory, the bytes of W
 //
@@ -161,7 +161,8 @@ class NormAttention : NormProduct<S> {
     const float4 b = this->finished(tensor, row, group * 8 + 4, {bias[4], bias[5], bias[6], bias[7]});
     const uint4 bits = {pack2(a.x, a.y), pack2(a.z, a.w), pack2(b.x, b.y), pack2(b.z, b.w)};
     if constexpr (S::kSelf) {
-      if (tensor > 0) return gather(tensor == 1 ? S::kKeys : S::kValues, this->first(split_) + row, group, bits);
+      const int token = this->first(split_) + row;
+      if (tensor > 0) return gather(tensor == 1 ? S::kKeys : S::kValues, token, group, bits);
     }
     reinterpret_cast<uint4*>(queries() + row * S::kHeadPitch)[group] = bits;
   }
@@ -223,19 +224,26 @@ class NormAttention : NormProduct<S> {
              bias, out, out_stride, kept);                                                         \
   }
 
+// With E4M3 weights.
+#define FLASHRT_NORM_ATTENTION_FP8(name, Shape)                                                    \
+  extern "C" __global__ void __launch_bounds__(256, 2) name(                                       \
+      const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight, const float* x_scale,    \
+      const float* weight_scale, const float* gain, const float* shift, const flashrt::bf16* bias, \
+      const flashrt::bf16* k, const flashrt::bf16* v, const int* prefix_length,                    \
+      const float* moments, flashrt::bf16* out, int slabs, int tokens, int keys, int prefix_rows,  \
+      int kept, int x_stride, int k_stride, int v_stride, int out_stride, float eps,               \
+      float scale) {                                                                               \
+    flashrt::NoFinish op;                                                                          \
+    flashrt::NormAttention<flashrt::Shape>(                                                        \
+        {x, nullptr, weight_scale, &weight, gain, shift, eps, tokens, x_stride, nullptr, x_scale,  \
+         moments, slabs},                                                                          \
+        op)                                                                                        \
+        .run({nullptr, k, v, prefix_length, tokens, keys, prefix_rows, 0, k_stride, v_stride, 1,   \
+              0, scale * 1.4426950408889634f},                                                     \
+             bias, out, out_stride, kept);                                                         \
+  }
+
 FLASHRT_NORM_ATTENTION(layer_norm_attention_k1536_d48_bf16_sm90, ContextAttention)
 FLASHRT_NORM_ATTENTION(layer_norm_attention_self_k1536_d48_bf16_sm90, SelfAttention<flashrt::bf16>)
-
-extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_attention_self_k1536_d48_fp8_sm90(
-    const flashrt::bf16* x, const __grid_constant__ CUtensorMap weight, const float* x_scale,
-    const float* weight_scale, const float* gain, const float* shift, const flashrt::bf16* bias,
-    const flashrt::bf16* k, const flashrt::bf16* v, const int* prefix_length, const float* moments,
-    flashrt::bf16* out, int slabs, int tokens, int keys, int prefix_rows, int kept, int x_stride,
-    int k_stride, int v_stride, int out_stride, float eps, float scale) {
-  flashrt::NoFinish op;
-  flashrt::NormAttention<flashrt::SelfAttention<flashrt::e4m3>>(
-      {x, nullptr, weight_scale, &weight, gain, shift, eps, tokens, x_stride, nullptr, x_scale, moments, slabs}, op)
-      .run({nullptr, k, v, prefix_length, tokens, keys, prefix_rows, 0, k_stride, v_stride, 1, 0,
-            scale * 1.4426950408889634f}, bias, out, out_stride, kept);
-}
+FLASHRT_NORM_ATTENTION_FP8(layer_norm_attention_self_k1536_d48_fp8_sm90, SelfAttention<flashrt::e4m3>)
 #endif
