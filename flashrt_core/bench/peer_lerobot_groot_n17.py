@@ -150,9 +150,17 @@ class _HostValues(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Hands on what stays on the GPU."""
+        """Hands on what stays on the GPU.
+
+        In inference mode torch hands functions over whole (``Tensor.to``, ``bool()``), elsewhere as
+        the ones that they are made of. Only these are looked at.
+        """
         given = kwargs or {}
         aten = torch.ops.aten
+        with self:
+            parts = func.decompose(*args, **given)
+        if parts is not NotImplemented:
+            return parts
 
         def run() -> Any:
             return func(*args, **given)
