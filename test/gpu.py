@@ -48,6 +48,8 @@ EMULATED_EVERYWHERE = (
     "test_norm_in_front_of_few_rows[41-96-1536-True-relu]",
     "test_norm_in_front_of_few_rows_in_e4m3[48-96-False-into-fp8]",
     "test_few_e4m3_rows_into_the_stream[48-96-none]",
+    "test_attention_behind_a_norm_in_e4m3[17-0-2-48-1536-True-into-bf16]",
+    "test_causal_rows_turn_and_attend[4-1-17-",
     "test_fused_geglu_tiles[8-glu_linear_gelu_tanh_152_64_4_2_bf16_sm90]",
     "test_norms_into_e4m3[3-8-",
     "test_8_bit_weights_of_any_size[7-48-128-",

@@ -96,37 +96,10 @@ def test_rows_behind_a_norm_attend_to_each_other(
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "heads", "dim", "depth"),
-    [
-        (41, 0, 32, 48, 1536),
-        (41, 64, 32, 48, 1536),
-        (48, 17, 4, 48, 1536),
-        (17, 0, 2, 48, 1536),
-        (1, 40, 16, 48, 1536),
-        (5, 0, 4, 64, 512),
-        (5, 17, 4, 64, 512),
-    ],
+    ("narrow", "into"),
+    [(True, E4M3), (True, torch.bfloat16), (False, E4M3)],
+    ids=["into-fp8", "into-bf16", "of-bf16-into-fp8"],
 )
-def test_attention_behind_a_norm_into_e4m3(
-    device: Any, draw: Any, rows: int, keys: int, heads: int, dim: int, depth: int
-) -> None:
-    """Over keys that are there, or without any over the rows themselves."""
-    x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
-    merged = width if keys else 3 * width
-    weight, bias = draw(merged, depth, scale=depth**-0.5), draw(merged)
-    k, v = draw(2, keys, heads, dim).unbind(0) if keys else (None, None)
-    settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
-    settings["out_scale"] = torch.full((1,), 2.0**-6, device=PLACE)
-    out, want = empty(rows, width, dtype=E4M3), empty(rows, width, dtype=E4M3)
-    args = (x, None, None, weight, bias, empty(rows, merged), k, v)
-    run(device, lambda lane: layer_norm_attention(lane, *args, out, **settings))
-    operands = (weight.float(), bias.float(), expected((rows, merged)))
-    wide = [None if part is None else part.float() for part in (k, v)]
-    layer_norm_attention_ref(x.float(), None, None, *operands, *wide, want, **settings)
-    assert error(out.float(), want.float()) < MORE_STEPS
-
-
-@pytest.mark.parametrize("into", [E4M3, torch.bfloat16], ids=["into-fp8", "into-bf16"])
 @pytest.mark.parametrize("gained", [False, True])
 @pytest.mark.parametrize(
     ("rows", "keys", "heads", "dim", "depth"),
@@ -139,6 +112,7 @@ def test_attention_behind_a_norm_into_e4m3(
         (1, 40, 16, 48, 1536),
         (1, 0, 16, 48, 1536),
         (5, 0, 4, 64, 512),
+        (5, 17, 4, 64, 512),
         (49, 17, 2, 48, 1536),
     ],
 )
@@ -151,24 +125,30 @@ def test_attention_behind_a_norm_in_e4m3(
     dim: int,
     depth: int,
     gained: bool,
+    narrow: bool,
     into: torch.dtype,
 ) -> None:
-    """Queries, and keys and values of the rows themselves, of what a norm makes quantised."""
+    """Over keys that are there, or without any over the rows themselves: E4M3 is what the norm
+    makes and the weights, what attention makes, or both.
+    """
     x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
-    merged = width if keys else 3 * width
+    merged, one = width if keys else 3 * width, torch.full((1,), 2.0**-6, device=PLACE)
     weight, weight_scale = quantise_whole(draw(merged, depth, dtype=F32, scale=depth**-0.5))
     bias, norm = draw(merged), (None, None)
     if gained:
         norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
     k, v = draw(2, keys, heads, dim).unbind(0) if keys else (None, None)
-    one = torch.full((1,), 2.0**-6, device=PLACE)
     settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
-    settings |= {"x_scale": one, "weight_scale": weight_scale}
+    if narrow:
+        settings |= {"x_scale": one, "weight_scale": weight_scale}
+    else:
+        weight = draw(merged, depth, scale=depth**-0.5)
     if into is E4M3:
         settings["out_scale"] = one
     out, want = empty(rows, width, dtype=into), empty(rows, width, dtype=into)
     args = (x, *norm, weight, bias, empty(rows, merged), k, v)
     run(device, lambda lane: layer_norm_attention(lane, *args, out, **settings))
+    weight = weight if narrow else weight.float()
     operands = (weight, bias.float(), expected((rows, merged)))
     wide = [None if part is None else part.float() for part in (k, v)]
     layer_norm_attention_ref(x.float(), *norm, *operands, *wide, want, **settings)
