@@ -214,7 +214,8 @@ def read_precision(
         reason = getattr(error, "strerror", None) or "text that is not UTF-8"
         raise OptionError(_WHERE, expected="a readable file", got=f"{reason}: {text!r}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise OptionError(_WHERE, expected="YAML", got=f"{error} in {text!r}") from error
+        told = str(error).replace('in "<unicode string>", ', "at ")
+        raise OptionError(_WHERE, expected="YAML", got=f"{told} in {text!r}") from error
     return _parse(table, repr(text), sites)
 
 
@@ -222,7 +223,8 @@ def _parse(table: Any, origin: str, sites: Mapping[str, Site]) -> Precision:
     if not isinstance(table, Mapping) or set(table) - {"base", "sites"} or "base" not in table:
         raise OptionError(_WHERE, expected=f"'base' and 'sites' in {origin}", got=f"{_keys(table)}")
     base = _format(table["base"], f"base in {origin}", tuple(_OF_BASE))
-    lines = table.get("sites") or {}
+    lines = table.get("sites")
+    lines = {} if lines is None else lines
     if not isinstance(lines, Mapping):
         raise OptionError(_WHERE, expected=f"'pattern: format' lines in {origin}", got=repr(lines))
     chosen = dict.fromkeys(sites, base)
@@ -234,14 +236,19 @@ def _parse(table: Any, origin: str, sites: Mapping[str, Site]) -> Precision:
                 _WHERE, expected=f"sites of {list(sites)} in {origin}", got=repr(pattern)
             )
         chosen.update(dict.fromkeys(matched, form))
-    for refusal in _refused(base, chosen, sites, origin):
+    for refusal in _refused(base, chosen, sites, lines, origin):
         raise refusal
     return Precision(base, chosen)
 
 
 def _refused(
-    base: Format, chosen: Mapping[str, Format], sites: Mapping[str, Site], origin: str
+    base: Format,
+    chosen: Mapping[str, Format],
+    sites: Mapping[str, Site],
+    lines: Mapping[str, Any],
+    origin: str,
 ) -> Iterator[OptionError]:
+    """What is wrong with the formats, with a remedy that leaves a site one line of its own."""
     for name, form in chosen.items():
         allowed = [
             each for each in _OF_BASE[base] if each not in LOW_BIT or each in sites[name].formats
@@ -251,7 +258,9 @@ def _refused(
                 _WHERE,
                 expected=f"{' or '.join(allowed)} for {name} with base {base} in {origin}",
                 got=str(form),
-                remedy=f"add the line '{name}: {allowed[0]}' behind" if len(allowed) > 1 else None,
+                remedy=f"make the line of {name} '{name}: {allowed[0]}'"
+                if name in lines
+                else f"add the line '{name}: {allowed[0]}' behind",
             )
 
 

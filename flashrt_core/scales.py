@@ -283,7 +283,7 @@ def check(
             f"one of policy {key['policy']!r}",
             f"a foreign one, of policy {policy!r}",
             None,
-            command,
+            "name a file of this policy, or leave the option out and let flashrt calibrate choose",
         )
     other = [name for name in KEY if found.key.get(name) != key[name]]
     if other:

@@ -173,6 +173,7 @@ def test_a_foreign_file(file: Path) -> None:
     assert (
         "expected one of policy 'gr00t', got a foreign one, of policy 'policy of the plan'" in text
     )
+    assert "name a file of this policy" in text  # and not a command that would replace this one
 
 
 @pytest.mark.parametrize("part", [name for name in KEY if name != "policy"])

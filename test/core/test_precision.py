@@ -73,7 +73,12 @@ def test_a_table_is_a_plan_like_a_preset(tmp_path: Path) -> None:
             "base: bf16\nsites: {last: fp32}",
             "expected bf16 or fp8 or w8a16 or i8a16 for last with base",
         ),
-        ("base: fp32\nsites: {last: fp8}", "expected fp32 for last with base fp32 in .*got fp8"),
+        (
+            "base: fp32\nsites: {last: fp8}",
+            "expected fp32 for last with base fp32 .*got fp8; make the line of last 'last: fp32'",
+        ),
+        ("base: bf16\nsites: false", "expected 'pattern: format' lines .*got False"),
+        ("base: bf16\nbase: fp32", "stands twice at line 2, column 1: base: fp32 .* in '.*plan.yaml'"),
         (
             "base: bf16\nsites: {'*': fp8}",
             "bf16 or w8a16 for eye.in with base bf16 .*got fp8; add the line 'eye.in: bf16'",
