@@ -78,7 +78,7 @@ def test_a_table_is_a_plan_like_a_preset(tmp_path: Path) -> None:
             "expected fp32 for last with base fp32 .*got fp8; make the line of last 'last: fp32'",
         ),
         ("base: bf16\nsites: false", "expected 'pattern: format' lines .*got False"),
-        ("base: bf16\nbase: fp32", "stands twice at line 2, column 1: base: fp32 .* in '.*plan.yaml'"),
+        ("base: bf16\nbase: fp32", "twice at line 2, column 1: base: fp32 .* in '.*plan.yaml'"),
         (
             "base: bf16\nsites: {'*': fp8}",
             "bf16 or w8a16 for eye.in with base bf16 .*got fp8; add the line 'eye.in: bf16'",
