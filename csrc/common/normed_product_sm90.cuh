@@ -57,6 +57,7 @@ class NormedProduct : protected StreamedProduct<S, Op> {
   using Base = StreamedProduct<S, Op>;
   using Base::barrier, Base::floats, Base::full, Base::group_, Base::in_, Base::lane_, Base::shared_;
   using Base::split_, Base::thread_, Base::tokens, Base::warp_;
+  static constexpr int kFours = S::kNeighbours / 4;  // of a lane in a piece
 
  public:
   __device__ __forceinline__ NormedProduct(const FewRowsInput<e4m3>& input, Op& op) : Base(input, op) {}
@@ -100,7 +101,6 @@ class NormedProduct : protected StreamedProduct<S, Op> {
   // What two neighbouring columns are multiplied by, and what is added then, to shared memory: registers have
   // room for those of one piece. Neighbouring lanes read neighbouring places.
   __device__ __forceinline__ void leave_condition(int k, float2 gain, float2 shift) const {
-    constexpr int kFours = S::kPieceSteps;  // neighbours of a lane
     constexpr int kPiece = 32 * S::kNeighbours;
     const int four = k / kPiece * (2 * kFours) + k % S::kNeighbours / 4;
     float* place = floats(S::kCondition) + four * 128 + k % kPiece / S::kNeighbours * 4 + k % 4;
@@ -130,7 +130,6 @@ class NormedProduct : protected StreamedProduct<S, Op> {
   }
 
  private:
-  static constexpr int kFours = S::kNeighbours / 4;
   using Piece = std::conditional_t<S::kNeighbours == 8, uint4, uint2>;
   using Rows = Piece[S::kWarpTokens][S::kPieces];
   using Numbers = float[S::kNeighbours];

@@ -26,8 +26,8 @@ struct NormedPushedShape : PushedRowsShape<e4m3, 1, kBoxes_ * kBox_, kSplit_, 0>
   static constexpr int kGroupRows = kRows / kGroups, kTokens = kMaxTokens;
   static_assert(kGroupRows % 8 == 0, "whole tiles a warpgroup");
 
-  // Shared memory: tiles of all steps; then what conditions x, over which the products of
-  // rows beyond the last one read, moments, and what is pushed.
+  // Shared memory: tiles of all steps, behind which products read for rows that there are not; then what
+  // conditions x, moments, and what is pushed.
   static constexpr bool kApart = true;
   static constexpr int kStages = kSteps, kTokenStages = kSteps, kBoxes = kBoxes_, kBox = kBox_;
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kMaxTokens * 128;

@@ -23,7 +23,7 @@ from flashrt_core.kernels.row_moments import RowMoments
 from test.gpu import EMULATED, PLACE, error, run, runs_kernels, synchronize
 
 from .test_cuda_low_bit import FAST, MORE_STEPS
-from .test_cuda_ops import CHAINED, F32, empty, expected, twice
+from .test_cuda_ops import CHAINED, F32, affine, empty, expected, twice
 
 pytestmark = runs_kernels
 
@@ -44,7 +44,7 @@ def test_norm_in_front_of_few_rows(
 ) -> None:
     x = draw(rows, depth, scale=2.0) + draw(rows, 1)
     weight, bias = draw(columns, depth, scale=depth**-0.5), draw(columns)
-    gain, shift = 1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3)
+    gain, shift = affine(draw, depth)
     norm = (gain, shift) if gained else (None, None)
     out, want = empty(rows, columns), expected((rows, columns))
     ends: dict[str, Any] = {"eps": 1e-5, "activation": activation}
@@ -97,7 +97,7 @@ def test_few_rows_with_int8_weights(
     if depth == 1536 and rows <= 44:
         norm: tuple[Any, Any] = (None, None)
         if gained:
-            norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+            norm = affine(draw, depth)
         ends: dict[str, Any] = {"eps": 1e-5, "activation": "gelu_tanh", "weight_scale": scale}
         out, want = empty(rows, columns), expected((rows, columns))
         args = (x, *norm, weight, bias)

@@ -18,7 +18,7 @@ from flashrt_core.kernels.quantised import E4M3, quantise_whole
 from test.gpu import PLACE, error, run, runs_kernels
 
 from .test_cuda_low_bit import MORE_STEPS
-from .test_cuda_ops import CHAINED, F32, empty, expected, twice
+from .test_cuda_ops import CHAINED, F32, affine, empty, expected, twice
 
 pytestmark = runs_kernels
 
@@ -49,7 +49,7 @@ def test_queries_behind_a_norm_attend(
     kept: bool,
 ) -> None:
     x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
-    gain, shift = 1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3)
+    gain, shift = affine(draw, depth)
     weight, bias = draw(width, depth, scale=depth**-0.5), draw(width)
     cache = draw(keys, 3, 2, heads, dim)  # of some blocks
     k, v = cache[:, 1].unbind(1)
@@ -84,7 +84,7 @@ def test_rows_behind_a_norm_attend_to_each_other(
     x, width = draw(rows, depth, scale=2.0) + draw(rows, 1), heads * dim
     norm: tuple[Any, Any] = (None, None)
     if gained:
-        norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+        norm = affine(draw, depth)
     weight, bias = draw(3 * width, depth, scale=depth**-0.5), draw(3 * width)
     merged, out, want = empty(rows, 3 * width), empty(rows, width), expected((rows, width))
     settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
@@ -136,7 +136,7 @@ def test_attention_behind_a_norm_in_e4m3(
     weight, weight_scale = quantise_whole(draw(merged, depth, dtype=F32, scale=depth**-0.5))
     bias, norm = draw(merged), (None, None)
     if gained:
-        norm = (1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3))
+        norm = affine(draw, depth)
     k, v = draw(2, keys, heads, dim).unbind(0) if keys else (None, None)
     settings: dict[str, Any] = {"head_dim": dim, "eps": 1e-5, "scale": dim**-0.5}
     if narrow:

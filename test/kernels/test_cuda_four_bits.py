@@ -26,7 +26,7 @@ from flashrt_core.kernels.linear_gated_residual import (
 from flashrt_core.kernels.skinny import SkinnyPlan
 from test.gpu import EMULATED, error, run, runs_kernels, synchronize
 
-from .test_cuda_ops import CHAINED, F32, ROUNDED, empty, expected, twice
+from .test_cuda_ops import CHAINED, F32, ROUNDED, affine, empty, expected, twice
 
 pytestmark = runs_kernels
 
@@ -69,7 +69,7 @@ def test_norm_in_front(
     columns, depth = 2 * plan.rows, plan.depth
     weight, scale = stored(draw, columns, depth)
     x, bias = draw(rows, depth, scale=2.0) + draw(rows, 1), draw(columns)
-    gain, shift = 1.0 + draw(depth, dtype=F32, scale=0.3), draw(depth, dtype=F32, scale=0.3)
+    gain, shift = affine(draw, depth)
     norm = (gain, shift) if gained else (None, None)
     ends: dict[str, Any] = {"eps": 1e-6, "activation": "gelu_tanh" if gained else "none"}
     ends["weight_scale"] = scale

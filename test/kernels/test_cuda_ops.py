@@ -61,6 +61,11 @@ def expected(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, device=PLACE, dtype=torch.float32)
 
 
+def affine(draw: Any, width: int) -> tuple[Tensor, Tensor]:
+    """Gain and shift of a norm."""
+    return 1.0 + draw(width, dtype=F32, scale=0.3), draw(width, dtype=F32, scale=0.3)
+
+
 def twice(device: Any, out: Tensor, body: Callable[[Any], None]) -> Tensor:
     """Runs a body, and again from NaN: equal bits, or what it reads is not there in time."""
     program = run(device, body)
